@@ -1,0 +1,239 @@
+"""What no reply may get past, and what a reply may be suspected of.
+
+*Screening* refuses the malformed only: a reply that cannot be used at all. Norms, copies and outlying losses
+are *evidence*: functions here measure them, a judge decides what they mean. Everything is a pure function over
+(..., n) or (..., n, d), with reasons as integer codes, so that many experiments can be screened at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlaw._linalg import clip_factors, column_blocks
+
+MAX_COUNT = 1e9  # example counts above this are absurd for any client
+_MAD_TO_SIGMA = 1.48  # 1 / Phi^-1(3/4): the MAD of a normal variable times this is its standard deviation
+_MAD_FLOOR = 1e-6
+
+
+class Reason(IntEnum):
+    """Why a reply was refused; USABLE where it was not."""
+
+    USABLE = 0
+    NOT_ASKED = 1
+    DUPLICATE = 2
+    LATE = 3
+    WRONG_TYPE = 4
+    WRONG_DTYPE = 5
+    WRONG_SHAPE = 6
+    NOT_FINITE = 7
+    LOSS_MISSING = 8
+    LOSS_INVALID = 9
+    COUNT_ABSURD = 10
+
+    @property
+    def words(self) -> str:
+        """The reason in words."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    Reason.USABLE: "usable",
+    Reason.NOT_ASKED: "client was not asked",
+    Reason.DUPLICATE: "second reply in the same phase",
+    Reason.LATE: "answers another round or phase",
+    Reason.WRONG_TYPE: "update is not an array",
+    Reason.WRONG_DTYPE: "update is not floating point",
+    Reason.WRONG_SHAPE: "update has the wrong shape",
+    Reason.NOT_FINITE: "update is not finite or overflows its own norm",
+    Reason.LOSS_MISSING: "loss is missing",
+    Reason.LOSS_INVALID: "loss is negative or not finite",
+    Reason.COUNT_ABSURD: "example count is not a number from 1 to 1e9",
+}
+
+
+def screen(updates: Tensor, losses: Tensor | None, counts: Tensor | None, *, needs_loss: bool) -> Tensor:
+    """Codes (..., m) of `Reason` for the rows of a block of replies.
+
+    Args:
+        updates: (..., m, d) floating point. A row passes if its squared norm is finite: an entry that is NaN
+            or infinite fails, and so does a row so large that nothing can be computed with it.
+        losses: (..., m) or None. Looked at only if `needs_loss`.
+        counts: (..., m) or None (not told).
+        needs_loss: whether a reply without a finite loss >= 0 is of no use.
+
+    >>> screen(torch.tensor([[1.0, 2.0], [float("nan"), 0.0]]), None, None, needs_loss=False)
+    tensor([0, 7])
+    """
+    codes = torch.zeros(updates.shape[:-1], dtype=torch.int64, device=updates.device)
+
+    def refuse(bad: Tensor, reason: Reason) -> None:
+        nonlocal codes
+        codes = torch.where((codes == 0) & bad, int(reason), codes)
+
+    squared = torch.zeros(updates.shape[:-1], dtype=updates.dtype, device=updates.device)
+    for block in column_blocks(updates):
+        squared = squared + (block * block).sum(-1)
+    refuse(~torch.isfinite(squared), Reason.NOT_FINITE)
+    if needs_loss:
+        if losses is None:
+            refuse(torch.ones_like(codes, dtype=torch.bool), Reason.LOSS_MISSING)
+        else:
+            refuse(~(torch.isfinite(losses) & (losses >= 0)), Reason.LOSS_INVALID)
+    if counts is not None:
+        refuse(~((counts >= 1) & (counts <= MAX_COUNT)), Reason.COUNT_ABSURD)
+    return codes
+
+
+def read_update(update: Any, dimension: int, *, like: Tensor) -> tuple[Reason, Tensor | None]:
+    """An untrusted update as a (dimension,) tensor of `like`'s dtype and device, or the reason it is none.
+
+    Tensors, numpy arrays and flat lists of numbers are read; integers, booleans, complex numbers, strings
+    and anything that would have to be broadcast are refused. Finiteness is `screen`'s business.
+
+    >>> read_update([1, 2], 2, like=torch.zeros(2))[0].words
+    'update is not floating point'
+    """
+    if isinstance(update, list | tuple):
+        if len(update) != dimension:
+            return Reason.WRONG_SHAPE, None
+        if not all(isinstance(x, float | int) and not isinstance(x, bool) for x in update):
+            return Reason.WRONG_TYPE, None
+        if not any(isinstance(x, float) for x in update):
+            return Reason.WRONG_DTYPE, None
+        update = np.asarray(update, dtype=np.float64)
+    if isinstance(update, np.ndarray):
+        if not np.issubdtype(update.dtype, np.floating):
+            return Reason.WRONG_DTYPE, None
+        if update.shape != (dimension,):
+            return Reason.WRONG_SHAPE, None
+        native = np.ascontiguousarray(update, dtype=update.dtype.newbyteorder("="))
+        if native.dtype.itemsize > 8:
+            native = native.astype(np.float64)
+        update = torch.from_numpy(native.copy())
+    if not isinstance(update, Tensor) or update.layout != torch.strided or update.is_quantized:
+        return Reason.WRONG_TYPE, None
+    if not update.is_floating_point():
+        return Reason.WRONG_DTYPE, None
+    if tuple(update.shape) != (dimension,):
+        return Reason.WRONG_SHAPE, None
+    return Reason.USABLE, update.detach().to(dtype=like.dtype, device=like.device)
+
+
+def read_number(value: Any) -> float | None:
+    """An untrusted scalar as a float: NaN if it is there but is not a number, None if it is missing.
+
+    >>> read_number("12"), read_number(None), read_number(torch.tensor(2.5))
+    (nan, None, 2.5)
+    """
+    if value is None:
+        return None
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        dtype = str(value.dtype)
+        if int(np.prod(value.shape)) != 1 or "complex" in dtype or "bool" in dtype or "object" in dtype:
+            return float("nan")
+        try:
+            return float(value.item())
+        except (TypeError, ValueError, RuntimeError):
+            return float("nan")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return float("nan")
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
+
+
+def check_buffers(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise a ValueError that names every tensor which is not floating point: it cannot be averaged.
+
+    >>> check_buffers([("fc.weight", torch.zeros(2)), ("bn.num_batches_tracked", torch.tensor(0))])
+    Traceback (most recent call last):
+    ValueError: cannot average what is not floating point: bn.num_batches_tracked (torch.int64); use a model ...
+    """
+    bad = [f"{name} ({tensor.dtype})" for name, tensor in named if not tensor.is_floating_point()]
+    if bad:
+        raise ValueError(
+            f"cannot average what is not floating point: {', '.join(bad)}; use a model without such buffers "
+            "(group norm in place of batch norm, for example)"
+        )
+
+
+# ---------------------------------------------------------------------------------------------- evidence
+
+
+def masked_median(values: Tensor, mask: Tensor) -> Tensor:
+    """Median (...) of the entries of values (..., n) where `mask`; even number: mean of the two middle ones.
+
+    NaN where the mask is empty.
+
+    >>> masked_median(torch.tensor([1.0, 9.0, 2.0, 4.0]), torch.tensor([True, False, True, True]))
+    tensor(2.)
+    """
+    ordered = torch.where(mask, values, torch.inf).sort(dim=-1).values
+    count = mask.sum(-1, keepdim=True)
+    low = ordered.gather(-1, ((count - 1) // 2).clamp(min=0))
+    high = ordered.gather(-1, (count // 2).clamp(max=values.shape[-1] - 1))
+    return torch.where(count > 0, (low + high) / 2, torch.nan).squeeze(-1)
+
+
+def loss_scores(losses: Tensor, mask: Tensor, *, bound: float | None = None) -> Tensor:
+    r"""How far each loss (..., n) lies from the median, in robust standard deviations.
+
+    .. math:: l_i = (f_i - \text{median}) / (1.48\ \max(\text{MAD}, 10^{-6}))
+
+    Median and MAD over `mask`; clipped to +-bound where one is given.
+
+    >>> loss_scores(torch.tensor([1.0, 2.0, 3.0, 40.0]), torch.ones(4, dtype=torch.bool), bound=3)
+    tensor([-1.0135, -0.3378,  0.3378,  3.0000])
+    """
+    center = masked_median(losses, mask).unsqueeze(-1)
+    spread = masked_median((losses - center).abs(), mask).unsqueeze(-1).clamp(min=_MAD_FLOOR)
+    scores = (losses - center) / (_MAD_TO_SIGMA * spread)
+    return scores if bound is None else scores.clamp(-bound, bound)
+
+
+def copy_clusters(updates: Tensor, factors: Tensor, radius: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Clusters of near-identical updates: label and size (..., n) of the cluster each client is in.
+
+    Two clients are joined if their updates, each multiplied by its factor, are nearer than `radius`; clusters
+    are the connected components. Clients outside `mask` are alone. The label of a cluster is its lowest index.
+
+    Args:
+        updates: (..., n, d).
+        factors: (..., n) what clipping multiplies each row by.
+        radius: (...) distance under which two updates are near-identical.
+        mask: (..., n) who is compared at all.
+    """
+    n = updates.shape[-2]
+    products = updates.new_zeros((*updates.shape[:-2], n, n))
+    scale = factors.to(updates.dtype).unsqueeze(-1)
+    for block in column_blocks(updates):
+        clipped = block * scale
+        products += clipped @ clipped.mT
+    squared = products.diagonal(dim1=-2, dim2=-1)
+    distances = squared.unsqueeze(-1) + squared.unsqueeze(-2) - 2 * products
+    near = distances < (radius.to(updates.dtype) ** 2)[..., None, None]
+    pair = mask.unsqueeze(-1) & mask.unsqueeze(-2)
+    near = (near & pair) | torch.eye(n, dtype=torch.bool, device=updates.device)
+    labels = torch.arange(n, device=updates.device).expand(mask.shape)
+    while True:  # lowest label among neighbours, until nothing changes: a few passes for real clusters
+        spread = torch.where(near, labels.unsqueeze(-2), n).amin(-1)
+        spread = spread.gather(-1, spread)
+        if torch.equal(spread, labels):
+            break
+        labels = spread
+    sizes = torch.zeros_like(labels).scatter_add(-1, labels, torch.ones_like(labels)).gather(-1, labels)
+    return labels, sizes
+
+
+def clip_to_median(norms: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Median norm (...) over `mask`, and the factors (..., n) that clip every row to it."""
+    median = masked_median(norms, mask)
+    return median, clip_factors(norms, torch.nan_to_num(median).unsqueeze(-1))
