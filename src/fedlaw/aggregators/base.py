@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedlaw._registry import Registry
+
+State = dict[str, Tensor]
 
 
 class Aggregate(NamedTuple):
@@ -24,11 +28,19 @@ class Aggregate(NamedTuple):
 
     vector: Tensor
     weights: Tensor | None = None
-    state: dict[str, Tensor] | None = None
+    state: State | None = None
 
 
 class TooFewUpdates(ValueError):
     """Fewer updates than the rule can work with, for its settings."""
+
+
+PERMUTATION = "permutation"  # reordering the rows changes nothing (weights follow the rows)
+TRANSLATION = "translation"  # shifting every row by v shifts the aggregate by v
+SCALE = "scale"  # scaling every row by a > 0 scales the aggregate by a
+IDENTICAL = "identical"  # identical rows give that row
+BOUNDED = "bounded"  # f arbitrary rows cannot push the aggregate arbitrarily far
+ROBUST = "robust"  # (f, kappa)-robust in the sense of Allouah et al. 2023, with the rule's `kappa`
 
 
 class Rule(ABC):
@@ -49,7 +61,7 @@ class Rule(ABC):
         updates: Tensor,
         *,
         counts: Tensor | None = None,
-        state: dict[str, Tensor] | None = None,
+        state: State | None = None,
         generator: torch.Generator | None = None,
         reference: Tensor | None = None,
     ) -> Aggregate:
@@ -70,6 +82,26 @@ class Rule(ABC):
         """Fewest rows the rule can work with."""
         return 1
 
+    def largest_f(self, n: int) -> int | None:
+        """Largest f, up to the rule's own, with which it can work on n rows; None: no f at all, or none will do.
+
+        >>> from fedlaw.aggregators import Krum
+        >>> Krum(f=80).largest_f(100)
+        48
+        """
+        rule: Any = self
+        if "f" not in getattr(rule, "__dataclass_fields__", {}):
+            return None
+        return next((f for f in range(rule.f, -1, -1) if replace(rule, f=f).minimum() <= n), None)
+
+    def kappa(self, n: int) -> float | None:
+        """The proven kappa with which the rule is (f, kappa)-robust on n rows; None: none is known.
+
+        That is |F - mean_S|^2 <= kappa / |S| * sum over S of |x_i - mean_S|^2 for every set S of n - f rows
+        (Allouah et al., *Fixing by Mixing*, AISTATS 2023).
+        """
+        return None
+
     def _require(self, updates: Tensor) -> int:
         """Number of rows, after checking shape and minimum."""
         if updates.ndim < 2 or not updates.is_floating_point():
@@ -86,13 +118,15 @@ class Rule(ABC):
 class PreAggregator(Rule):
     """A rule whose Aggregate.vector is again rows (..., m, d): something to do before aggregating."""
 
+    def rows(self, n: int) -> int:
+        """How many rows it hands on when given n."""
+        return n
 
-PERMUTATION = "permutation"  # reordering the rows changes nothing (weights follow the rows)
-TRANSLATION = "translation"  # shifting every row by v shifts the aggregate by v
-SCALE = "scale"  # scaling every row by a > 0 scales the aggregate by a
-IDENTICAL = "identical"  # identical rows give that row
-BOUNDED = "bounded"  # f arbitrary rows cannot push the aggregate arbitrarily far
-ROBUST = "robust"  # (f, kappa)-robust in the sense of Allouah et al. 2023
+    def carry_counts(self, counts: Tensor, weights: Tensor) -> Tensor:
+        """Example counts (..., m) of the rows handed on, from those of the clients (..., n) and the (..., m, n)
+        weights. Here row i still is client i and keeps its count."""
+        return counts
+
 
 registry: Registry[Rule] = Registry("rule", "aggregators")
 
@@ -104,3 +138,59 @@ def create(name: str, /, **settings: Any) -> Rule:
     Krum(f=1, neighbors=None)
     """
     return registry.create(name, **settings)
+
+
+def check_integer(name: str, value: object, least: int = 0) -> None:
+    """A ValueError unless `value` is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+def check_number(name: str, value: object, *, least: float = 0.0, strict: bool = True) -> None:
+    """A ValueError unless `value` is a finite number above `least` (or equal to it, unless `strict`)."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < least or (strict and value == least):  # type: ignore[operator]
+        raise ValueError(
+            f"{name} must be a finite number {'above' if strict else 'of at least'} {least:g}, got {value!r}"
+        )
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """A ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_share(name: str, value: object) -> None:
+    """A ValueError unless `value` is None, a positive integer, or a float in (0, 1]: a share of the rows."""
+    if value is None or (isinstance(value, float) and 0 < value <= 1):
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(
+            f"{name} must be a positive integer, a float in (0, 1] (a share of the rows received) or None, "
+            f"got {value!r}"
+        )
+
+
+def resolve_share(value: int | float | None, n: int, default: int) -> int:
+    """A setting that `check_share` allows, as a number of rows out of n."""
+    if value is None:
+        return default
+    return value if isinstance(value, int) else max(1, int(value * n))
+
+
+def require_generator(rule: Rule, generator: torch.Generator | None) -> torch.Generator:
+    """The generator, or a ValueError that says the rule draws at random."""
+    if generator is None:
+        raise ValueError(f"{rule!r} draws at random: pass generator=torch.Generator().manual_seed(...)")
+    return generator
+
+
+def client_shares(updates: Tensor, counts: Tensor | None) -> Tensor:
+    """(..., n) float64 shares of the clients: proportional to their counts; all 1/n if there are none."""
+    lead_and_n = updates.shape[:-1]
+    if counts is None:
+        return torch.full(lead_and_n, 1.0 / lead_and_n[-1], dtype=torch.float64, device=updates.device)
+    shares = counts.to(updates.device, torch.float64).expand(lead_and_n)
+    total = shares.sum(-1, keepdim=True)
+    return torch.where(total > 0, shares / total, 1.0 / lead_and_n[-1])

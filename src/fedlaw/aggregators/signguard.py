@@ -1,0 +1,132 @@
+"""SignGuard: keep rows of ordinary length whose signs look like those of the majority."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedlaw._linalg import clip_factors, median, row_norms, weighted_sum
+from fedlaw.aggregators.base import (
+    BOUNDED,
+    IDENTICAL,
+    SCALE,
+    Aggregate,
+    Rule,
+    State,
+    check_number,
+    registry,
+    require_generator,
+)
+
+_STEPS = 300  # of mean shift, at most; it ends after a handful
+
+
+def mean_shift(points: Tensor, quantile: float) -> Tensor:
+    """Cluster labels (n,) of a few-dimensional points (n, k): flat-kernel mean shift, nothing random.
+
+    The bandwidth is the mean, over the points, of the distance to the farthest of their quantile * n nearest.
+    Every point climbs to the mean of the points within it until it stands still; where two ends lie within
+    one bandwidth, that with more points around it (then the first) stands for both, and each point belongs to
+    the nearest end that is left.
+    """
+    n = len(points)
+    near = max(1, int(quantile * n))
+    bandwidth = torch.cdist(points, points).sort(dim=-1).values[:, near - 1].mean()
+    ends = points
+    for _ in range(_STEPS):
+        inside = (torch.cdist(ends, points) <= bandwidth).to(points.dtype)
+        moved = inside @ points / inside.sum(-1, keepdim=True).clamp(min=1)
+        moved = torch.where(inside.sum(-1, keepdim=True) > 0, moved, ends)
+        still = bool((moved - ends).abs().max() <= 1e-3 * bandwidth)
+        ends = moved
+        if still:
+            break
+    crowd = (torch.cdist(ends, points) <= bandwidth).sum(-1)
+    left: list[int] = []
+    apart = torch.cdist(ends, ends).tolist()
+    width = float(bandwidth)
+    for i in crowd.argsort(descending=True, stable=True).tolist():
+        if all(apart[i][j] > width for j in left):
+            left.append(i)
+    return torch.cdist(points, ends[left]).argmin(-1)
+
+
+@registry.register("signguard")
+@dataclass(frozen=True)
+class SignGuard(Rule):
+    """Clipped mean of the rows with ordinary norms and the majority's sign statistics.
+
+    A row is kept if lower <= |x_i| / M <= upper, M the median norm, and if it is in the right cluster: the
+    shares of positive, zero and negative signs in a random part of the coordinates are clustered by mean
+    shift, and the cluster that has most rows of ordinary norm is the right one. The aggregate is the mean of
+    the kept rows, clipped to norm M.
+
+    Settings:
+        lower, upper: bounds of the norm, in units of the median norm.
+        coordinates: share of the coordinates whose signs are counted; 1 takes all and draws nothing.
+        quantile: share of the rows that sets the bandwidth of the mean shift.
+
+    >>> x = torch.tensor([[1.0, 1.0], [1.0, 2.0], [2.0, 1.0], [-1.0, -1.0]])
+    >>> SignGuard(coordinates=1.0)(x).weights[3]
+    tensor(0.)
+
+    Reference: Xu, Huang, Song, Lan, *Byzantine-robust Federated Learning through Collaborative Malicious
+    Gradient Filtering*, ICDCS 2022.
+    """
+
+    lower: float = 0.1
+    upper: float = 3.0
+    coordinates: float = 0.1
+    quantile: float = 0.5
+
+    invariants: ClassVar[frozenset[str]] = frozenset({SCALE, IDENTICAL, BOUNDED})
+
+    def __post_init__(self) -> None:
+        check_number("lower", self.lower, strict=False)
+        check_number("upper", self.upper, least=2.0, strict=False)  # so that some row always passes
+        if self.lower > 1:
+            raise ValueError(f"lower must be at most 1, got {self.lower!r}: the median itself has to pass")
+        for name in ("coordinates", "quantile"):
+            check_number(name, getattr(self, name))
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name} must be at most 1, got {getattr(self, name)!r}: it is a share")
+
+    def __call__(
+        self,
+        updates: Tensor,
+        *,
+        counts: Tensor | None = None,
+        state: State | None = None,
+        generator: torch.Generator | None = None,
+        reference: Tensor | None = None,
+    ) -> Aggregate:
+        n = self._require(updates)
+        norms = row_norms(updates)
+        middle = median(norms).unsqueeze(-1)
+        ordinary = (norms >= self.lower * middle) & (norms <= self.upper * middle)
+        kept = ordinary.reshape(-1, n).clone()
+        flat = updates.reshape(-1, n, updates.shape[-1])
+        for b in range(flat.shape[0]):
+            labels = mean_shift(self._sign_shares(flat[b], generator), self.quantile)
+            sizes = torch.zeros(n, dtype=torch.int64, device=labels.device)
+            sizes = sizes.scatter_add(0, labels, kept[b].to(sizes.dtype))
+            kept[b] &= labels == sizes.argmax()
+        chosen = kept.reshape(ordinary.shape).to(updates.dtype)
+        weights = chosen * clip_factors(norms, middle) / chosen.sum(-1, keepdim=True)
+        return Aggregate(weighted_sum(weights, updates), weights)
+
+    def _sign_shares(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
+        """(n, 3) float64: shares of positive, zero and negative entries of each row (n, d)."""
+        d = rows.shape[-1]
+        if self.coordinates < 1:
+            source = require_generator(self, generator)
+            drawn = torch.randperm(d, generator=source, device=source.device)
+            rows = rows[:, drawn[: math.ceil(self.coordinates * d)].to(rows.device)]
+        positive = (rows > 0).sum(-1)
+        negative = (rows < 0).sum(-1)
+        counted = torch.stack([positive, rows.shape[-1] - positive - negative, negative], dim=-1)
+        return counted.to(torch.float64) / rows.shape[-1]
