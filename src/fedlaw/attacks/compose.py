@@ -165,8 +165,8 @@ class Split(Attack):
     def forge(self, view: View) -> Forged:
         if view.ranks is None or view.crew is None:
             raise ValueError(
-                "View.ranks and View.crew must be given to an attack with parts, to tell them apart; got None "
-                "(fedlaw.attacks.ranks makes the first)"
+                "View.ranks and View.crew must be given to an attack with parts, to tell them apart; got "
+                "None (fedlaw.attacks.ranks makes the first)"
             )
         acting = view.malicious if view.acting is None else view.acting
         updates, losses = view.own_updates.clone(), view.own_losses.clone()
