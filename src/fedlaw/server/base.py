@@ -1,0 +1,405 @@
+"""The shell of every server: who is asked, what arrives, what is refused, and when a round is over."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedlaw import screening
+from fedlaw._random import generator
+from fedlaw.screening import Reason
+from fedlaw.server import state as checkpoint
+from fedlaw.server.judge import Exclusion, Status
+from fedlaw.server.protocol import ClientId, LossPoint, Refusal, Replies, Reply, Request
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every server is told, whatever its rule.
+
+    Attributes:
+        rounds: number of model updates.
+        alpha: step size of the model, the clients' local learning rate.
+        loss_point: where clients take their loss: "before" or "after" local training.
+        participation: share of the eligible clients that is asked each round, drawn anew.
+        minimum_replies: fewest usable replies a phase may end with; under it the round is skipped.
+        seed: of the draws the server makes (participation, rules that draw).
+    """
+
+    rounds: int = 200
+    alpha: float = 0.01
+    loss_point: LossPoint = "after"
+    participation: float = 1.0
+    minimum_replies: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
+        if not self.alpha > 0:
+            raise ValueError(f"alpha must be over 0, got {self.alpha}")
+        if self.loss_point not in ("before", "after"):
+            raise ValueError(f"loss_point must be 'before' or 'after', got {self.loss_point!r}")
+        if not 0 < self.participation <= 1:
+            raise ValueError(f"participation must be over 0 and at most 1, got {self.participation}")
+        if self.minimum_replies < 1:
+            raise ValueError(f"minimum_replies must be at least 1, got {self.minimum_replies}")
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a round came to.
+
+    Attributes:
+        round: its number, from 1.
+        phases: how many exchanges it had.
+        asked: (n,) bool. answered: (n,) bool, usable replies in every phase.
+        weights: (n,) float64, the weights of the step, before absent mass is lost; None where the rule works per
+            coordinate.
+        statuses: per client, with the reason of an exclusion.
+        reasons: per client (n,), the parts its weight was made of ("alignment", "loss", "score"); empty in rounds
+            in which no weight was learned.
+        losses: (n,) float64 losses as told in the last phase that asked for them, NaN elsewhere.
+        skipped: why the model was left as it was; None: it was not.
+        notes: sentences for the operator.
+        refusals: replies refused in this round.
+    """
+
+    round: int
+    phases: int
+    asked: Tensor
+    answered: Tensor
+    weights: Tensor | None
+    statuses: tuple[tuple[Status, Exclusion], ...]
+    reasons: dict[str, Tensor]
+    losses: Tensor
+    skipped: str | None
+    notes: tuple[str, ...]
+    refusals: tuple[Refusal, ...]
+
+
+class Server(ABC):
+    """One training, driven from outside: `ask`, `tell`, `end_phase` until `done`.
+
+    >>> from fedlaw.aggregators import Median
+    >>> from fedlaw.server import OnePhase
+    >>> server = OnePhase(torch.zeros(2), clients=["a", "b", "c"], rule=Median(), settings=Settings(rounds=1))
+    >>> request = server.ask()
+    >>> for client, value in zip(request.clients, [1.0, 2.0, 900.0]):
+    ...     server.tell(Reply(client, torch.full((2,), value)))
+    >>> report = server.end_phase()
+    >>> server.params, server.done
+    (tensor([-0.0200, -0.0200]), True)
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(
+        self, initial_params: Tensor, clients: Iterable[ClientId], settings: Settings | None = None
+    ) -> None:
+        if initial_params.ndim != 1 or not initial_params.is_floating_point() or not len(initial_params):
+            raise ValueError(
+                f"initial_params must be a flat floating-point tensor (d,), got {initial_params.dtype} of shape "
+                f"{tuple(initial_params.shape)}"
+            )
+        if not bool(torch.isfinite(initial_params).all()):
+            raise ValueError("initial_params must be finite")
+        self.roster: tuple[ClientId, ...] = tuple(clients)
+        self._index = {client: i for i, client in enumerate(self.roster)}
+        if not self.roster:
+            raise ValueError("clients must name at least one client, got none")
+        if len(self._index) != len(self.roster):
+            raise ValueError("clients must be distinct, got one twice")
+        if not all(isinstance(client, str | int) and not isinstance(client, bool) for client in self.roster):
+            raise ValueError("clients must be named by strings or integers")
+        self.settings = settings or Settings()
+        self.params = initial_params.detach().clone()
+        self.round = 1
+        self.phase = 1
+        self.refusals: list[Refusal] = []
+        self._updates: Tensor | None = None
+        self._counts = torch.ones(self.n, dtype=torch.float64, device=self.params.device)
+        self._counts_at_start = self._counts.clone()  # the last round boundary's, which a checkpoint holds
+        self._refused_before = 0
+        self._open_round()
+
+    # -------------------------------------------------------------------------------------- what subclasses say
+    @abstractmethod
+    def _eligible(self) -> Tensor:
+        """(n,) bool: who may be asked in the coming round."""
+
+    @abstractmethod
+    def _needs_loss(self) -> bool:
+        """Whether a reply of the current phase is of no use without its loss."""
+
+    @abstractmethod
+    def _receive(self, rows: Tensor, updates: Tensor) -> None:
+        """Take the usable updates (m, d) of the clients `rows` (m,); counts and losses are noted already."""
+
+    @abstractmethod
+    def _close(self) -> RoundReport | None:
+        """The phase is over: the report if the round is, None if another phase follows."""
+
+    @abstractmethod
+    def statuses(self) -> dict[ClientId, tuple[Status, Exclusion]]:
+        """Where every client stands, and why it was excluded where it was."""
+
+    @abstractmethod
+    def _pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What the subclass remembers from round to round: arrays, and a JSON-able description of its settings."""
+
+    @abstractmethod
+    def _unpack(self, arrays: dict[str, Tensor], description: dict[str, Any]) -> None:
+        """Take back what `_pack` gave."""
+
+    # -------------------------------------------------------------------------------------- the protocol
+    @property
+    def n(self) -> int:
+        """Number of clients on the roster."""
+        return len(self.roster)
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are over."""
+        return self.round > self.settings.rounds
+
+    def ask(self) -> Request:
+        """What to send now, and to whom. Asking again gives the same answer until the phase ends."""
+        self._check_not_done()
+        clients = tuple(self.roster[i] for i in self._wanted.nonzero().flatten().tolist())
+        return Request(self.round, self.phase, self._sent(), clients, self.settings.loss_point)
+
+    def tell(self, replies: Reply | Replies) -> None:
+        """Take one reply or a block. What cannot be used is refused and recorded, never raised."""
+        self._check_not_done()
+        if isinstance(replies, Replies):
+            self._tell_block(replies)
+        else:
+            self._tell_one(replies)
+
+    def end_phase(self) -> RoundReport | None:
+        """No more replies for this phase. Returns the round's report if the round is over."""
+        self._check_not_done()
+        report = self._close()
+        if report is not None:
+            self.round += 1
+            self.phase = 1
+            self._refused_before = len(self.refusals)
+            self._counts_at_start = self._counts.clone()
+            if not self.done:
+                self._open_round()
+        return report
+
+    def _check_not_done(self) -> None:
+        if self.done:
+            raise RuntimeError(f"training is over: all {self.settings.rounds} rounds are done")
+
+    # -------------------------------------------------------------------------------------- one phase
+    def _sent(self) -> Tensor:
+        """The model that the current phase sends out."""
+        return self.params
+
+    def _open_round(self) -> None:
+        eligible = self._eligible()
+        if self.settings.participation < 1:
+            rows = eligible.nonzero().flatten()
+            drawn = generator(self.settings.seed, self.round, "participation")
+            some = max(1, round(self.settings.participation * len(rows)))
+            chosen = rows[torch.randperm(len(rows), generator=drawn)[:some].to(rows.device)]
+            eligible = torch.zeros_like(eligible).index_fill(0, chosen, True)
+        self._asked = eligible
+        self._open_phase(eligible)
+
+    def _open_phase(self, wanted: Tensor) -> None:
+        self._wanted = wanted
+        self._answered = torch.zeros_like(wanted)
+        self._losses = torch.full((self.n,), torch.nan, dtype=torch.float64, device=self.params.device)
+
+    def _store(self, rows: Tensor, updates: Tensor) -> None:
+        """Keep updates (m, d) as rows of the (n, d) matrix of this round."""
+        if self._updates is None:
+            self._updates = self.params.new_zeros(self.n, len(self.params))
+        self._updates.index_copy_(0, rows, updates)
+
+    def _collected(self) -> Tensor:
+        """(n, d) the updates stored in this round, zero rows for those who did not answer."""
+        if self._updates is None:
+            self._updates = self.params.new_zeros(self.n, len(self.params))
+        self._updates.masked_fill_(~self._answered.unsqueeze(-1), 0)
+        return self._updates
+
+    def _refuse(self, client: ClientId, reason: Reason) -> None:
+        shown = client if isinstance(client, str | int) else repr(client)[:80]
+        self.refusals.append(Refusal(self.round, self.phase, shown, reason.words))
+
+    def _row(self, client: Any) -> int | None:
+        """Row of an untrusted client name; None if there is no such client."""
+        try:
+            named = isinstance(client, str | int) and not isinstance(client, bool)  # True would be client 1
+            return self._index.get(client) if named else None
+        except TypeError:
+            return None
+
+    def _standing(self, client: Any) -> Reason:
+        row = self._row(client)
+        if row is None or not bool(self._wanted[row]):
+            return Reason.NOT_ASKED
+        return Reason.DUPLICATE if bool(self._answered[row]) else Reason.USABLE
+
+    def _tell_one(self, reply: Reply) -> None:
+        reason = self._standing(reply.client)
+        if reason is Reason.USABLE and not (
+            reply.round in (None, self.round) and reply.phase in (None, self.phase)
+        ):
+            reason = Reason.LATE
+        update = None
+        if reason is Reason.USABLE:
+            reason, update = screening.read_update(reply.update, len(self.params), like=self.params)
+        if reason is not Reason.USABLE or update is None:
+            return self._refuse(reply.client, reason)
+        loss, count = screening.read_number(reply.loss), screening.read_number(reply.count)
+
+        def told(value: float | None) -> Tensor | None:
+            return None if value is None else torch.tensor([value], dtype=torch.float64, device=update.device)
+
+        return self._take([reply.client], update.unsqueeze(0), told(loss), told(count))
+
+    def _tell_block(self, replies: Replies) -> None:
+        clients = list(replies.clients)
+        updates, m = replies.updates, len(clients)
+        if not isinstance(updates, Tensor) or not updates.is_floating_point():
+            reason = Reason.WRONG_DTYPE if isinstance(updates, Tensor) else Reason.WRONG_TYPE
+        elif tuple(updates.shape) != (m, len(self.params)):
+            reason = Reason.WRONG_SHAPE
+        elif any(x is not None and tuple(x.shape) != (m,) for x in (replies.losses, replies.counts)):
+            raise ValueError(f"losses and counts of a block of {m} replies must have shape ({m},)")
+        else:
+            updates = updates.detach().to(dtype=self.params.dtype, device=self.params.device)
+            return self._take(clients, updates, replies.losses, replies.counts)
+        for client in clients:
+            self._refuse(client, reason)
+        return None
+
+    def _take(
+        self, clients: Sequence[ClientId], updates: Tensor, losses: Tensor | None, counts: Tensor | None
+    ) -> None:
+        """Screen a block whose shapes are right, refuse rows one by one, and receive the rest."""
+        device = self.params.device
+        wanted, answered = self._wanted.tolist(), self._answered.tolist()
+        places, rows = [], []
+        for place, client in enumerate(clients):
+            row = self._row(client)
+            if row is None or not wanted[row]:
+                self._refuse(client, Reason.NOT_ASKED)
+            elif answered[row]:
+                self._refuse(client, Reason.DUPLICATE)
+            else:
+                answered[row] = True
+                places.append(place)
+                rows.append(row)
+        losses = None if losses is None else losses.detach().to(torch.float64).to(device)
+        counts = None if counts is None else counts.detach().to(torch.float64).to(device)
+        codes = screening.screen(updates, losses, counts, needs_loss=self._needs_loss()).tolist()
+        good = [k for k, place in enumerate(places) if codes[place] == 0]
+        for place in places:
+            if codes[place]:
+                self._refuse(clients[place], Reason(codes[place]))
+        if not good:
+            return
+        places, rows = [places[k] for k in good], [rows[k] for k in good]
+        at, where = torch.tensor(places, device=device), torch.tensor(rows, device=device)
+        self._answered[where] = True
+        if losses is not None:
+            self._losses[where] = losses[at]
+        if counts is not None:
+            self._counts[where] = counts[at]
+        self._receive(where, updates if len(places) == len(updates) else updates[at])
+
+    def _apply(self, step: Tensor) -> str | None:
+        """theta <- theta - alpha * step, unless that is not finite; then the reason in words."""
+        params = self.params - self.settings.alpha * step
+        if not bool(torch.isfinite(params).all()):
+            return "the step would have made the model non-finite"
+        self.params = params
+        return None
+
+    def _report(
+        self,
+        *,
+        weights: Tensor | None,
+        reasons: dict[str, Tensor] | None = None,
+        skipped: str | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> RoundReport:
+        return RoundReport(
+            round=self.round,
+            phases=self.phase,
+            asked=self._asked.clone(),
+            answered=self._answered.clone(),
+            weights=weights,
+            statuses=tuple(self.statuses().values()),
+            reasons=reasons or {},
+            losses=self._losses.clone(),
+            skipped=skipped,
+            notes=notes,
+            refusals=tuple(self.refusals[self._refused_before :]),
+        )
+
+    # -------------------------------------------------------------------------------------- save and load
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state at the last round boundary to `path` (atomically; no pickle).
+
+        Between the phases of a round, what was told in that round is not part of it: after `restore` the round
+        starts again at phase 1, and the run goes on with the same bits (CPU).
+        """
+        arrays, description = self._pack()
+        arrays |= {"params": self.params, "counts": self._counts_at_start}
+        description |= {
+            "server": self.kind,
+            "round": self.round,
+            "roster": list(self.roster),
+            "settings": asdict(self.settings),
+        }
+        checkpoint.write(path, arrays, description)
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Go on where the server that saved `path` stood. Kind, roster and settings must be the same."""
+        arrays, description = checkpoint.read(path)
+        ours = self._pack()[1] | {
+            "server": self.kind,
+            "roster": list(self.roster),
+            "settings": asdict(self.settings),
+        }
+        for name, value in ours.items():
+            if description.get(name) != value:
+                raise ValueError(
+                    f"{path} belongs to another run: its {name} is {_short(description.get(name))}, "
+                    f"this server's is {_short(value)}"
+                )
+        params = arrays.pop("params", None)
+        if params is None or params.shape != self.params.shape or params.dtype != self.params.dtype:
+            raise ValueError(f"{path} holds another model than this server's")
+        counts = arrays.pop("counts", None)
+        if counts is None or counts.shape != self._counts.shape or counts.dtype != self._counts.dtype:
+            raise ValueError(f"{path} holds no example counts for {self.n} clients")
+        at = description.get("round")
+        if not isinstance(at, int) or not 1 <= at <= self.settings.rounds + 1:
+            raise ValueError(f"{path} is at round {at!r}, outside 1 to {self.settings.rounds + 1}")
+        self._unpack(arrays, description)
+        self.params = params.to(self.params.device)
+        self._counts = counts.to(self.params.device)
+        self._counts_at_start = self._counts.clone()
+        self.round, self.phase = at, 1
+        if not self.done:
+            self._open_round()
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."

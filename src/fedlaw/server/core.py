@@ -1,0 +1,395 @@
+r"""Judging by a core: who points where a small clean core's next gradient points.
+
+Our extension of FedLAW's weight step. The score is scale-free, it is accumulated over the judged rounds, and a
+client's own share is left out. In judged round k, with g_i the updates clipped to their median norm, w uniform
+over the last core, g~_i the updates at the look-ahead model theta - alpha sum_i w_i g_i, z = sum_i w_i g~_i:
+
+.. math::
+    c_i = \frac{g_i \cdot z - w_i\, g_i \cdot \tilde g_i}{(1 - w_i)\,|g_i|\,|z|}, \qquad
+    s_i = c_i - \lambda\, l_i, \qquad S_i \leftarrow \text{decay} \cdot S_i + s_i
+
+(l_i the robust standard score of the client's loss), and the core is the s clients of largest S. At the freeze
+everybody in the core or not against it joins. The functions here are pure, over (..., n), without a Python
+branch on values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedlaw.screening import clip_to_median, copy_clusters, loss_scores, masked_median
+from fedlaw.server.core_math import (
+    CoreState,
+    by_count,
+    cosines,
+    exclude,
+    largest,
+    rank,
+    uniform,
+    whole_clusters,
+    widest_gap,
+    windowed_mean,
+    worst,
+)
+from fedlaw.server.judge import (
+    Arrived,
+    Evidence,
+    Examined,
+    Exclusion,
+    Status,
+    Verdict,
+    at_least,
+    share,
+)
+
+
+@dataclass(frozen=True)
+class Core:
+    """Settings of core judging. The defaults are those of preset `hardened`.
+
+    Attributes:
+        attackers_below: the share of clients that may be malicious, all that has to be known: the core has
+            n - floor(share * n) seats, and never are more than floor(share * n) clients shut out.
+        judged_rounds: rounds with two phases before the freeze; None: min(80, 0.4 of all rounds).
+        window: own answered rounds whose mean cosine decides at the freeze; None: 3/8 of the judged rounds.
+        decay: what the accumulated score is multiplied by each round, from round 3 on.
+        loss_weight: lambda, weight of the loss score against the cosine.
+        loss_bound: loss scores are clipped to plus or minus this.
+        strike_ratio: a norm over this many median norms is a strike.
+        strikes_allowed: strikes that are forgiven.
+        copy_ratio: updates closer than this share of the median norm are near-identical.
+        copy_share, copy_least: a cluster of copies counts from max(copy_least, ceil(copy_share * n)) on.
+        sittings_allowed: how often a cluster sits out before it is excluded.
+        too_good_from, too_good_to: own answered rounds whose mean cosine the too-good check takes.
+        too_good_gap: width of the gap above which a group is too good to be true.
+        too_good_share, too_good_least, too_good_most: size of such a group: max(too_good_least,
+            ceil(too_good_share * n)) to floor(too_good_most * n).
+        threshold: windowed cosine above which a client outside the core is admitted at the freeze.
+        presence: share of the judged rounds it was asked in that a client must have been scored in.
+        quorum: share of the core that must answer, or the round is skipped.
+        competence: median windowed cosine of the core under which its verdict is reported as no evidence.
+        count_cap: example counts are bounded by this many median counts in the final weights.
+        refresh_period: rounds from one refresh to the next after the freeze; 0: none.
+        refresh_rounds: two-phase rounds of one refresh.
+        refresh_bursts: refreshes in a row above the threshold before an outsider joins.
+
+    >>> Core().bind(n=200, rounds=200).judged_rounds
+    80
+    """
+
+    attackers_below: float = 0.45
+    judged_rounds: int | None = None
+    window: int | None = None
+    decay: float = 0.95
+    loss_weight: float = 0.03
+    loss_bound: float = 3.0
+    strike_ratio: float = 5.0
+    strikes_allowed: int = 1
+    copy_ratio: float = 0.05
+    copy_share: float = 0.03
+    copy_least: int = 3
+    sittings_allowed: int = 1
+    too_good_from: int = 4
+    too_good_to: int = 10
+    too_good_gap: float = 0.12
+    too_good_share: float = 0.03
+    too_good_least: int = 2
+    too_good_most: float = 0.49
+    threshold: float = -0.03
+    presence: float = 0.5
+    quorum: float = 0.5
+    competence: float = 0.03
+    count_cap: float = 2.0
+    refresh_period: int = 0
+    refresh_rounds: int = 5
+    refresh_bursts: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.attackers_below < 0.5:
+            raise ValueError(f"attackers_below must be over 0 and under 0.5, got {self.attackers_below}")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"decay must be over 0 and at most 1, got {self.decay}")
+        if not 0 <= self.presence <= 1 or not 0 <= self.quorum <= 1:
+            raise ValueError(
+                f"presence and quorum must be from 0 to 1, got {self.presence} and {self.quorum}"
+            )
+        if not 1 <= self.too_good_from <= self.too_good_to:
+            raise ValueError(
+                f"too_good_from must be from 1 to too_good_to = {self.too_good_to}, got {self.too_good_from}"
+            )
+        if self.strike_ratio < 1 or self.copy_ratio < 0 or self.loss_bound <= 0 or self.count_cap < 1:
+            raise ValueError(
+                "strike_ratio and count_cap must be at least 1, copy_ratio at least 0 and loss_bound over 0, got "
+                f"{self.strike_ratio}, {self.count_cap}, {self.copy_ratio} and {self.loss_bound}"
+            )
+        for name in ("judged_rounds", "window"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1 or None, got {value}")
+        if self.refresh_period and not 1 <= self.refresh_rounds <= self.refresh_period:
+            raise ValueError(
+                f"refresh_rounds must be from 1 to refresh_period = {self.refresh_period}, "
+                f"got {self.refresh_rounds}"
+            )
+
+    # -------------------------------------------------------------------------------------- set-up
+    def bind(self, n: int, rounds: int) -> Core:
+        """The settings with `judged_rounds` and `window` resolved for n clients and `rounds` rounds."""
+        judged = self.judged_rounds or max(1, min(80, share(0.4, rounds)))
+        window = self.window or max(1, 3 * judged // 8)
+        if judged > rounds:
+            raise ValueError(f"judged_rounds must be at most rounds = {rounds}, got {judged}")
+        return replace(self, judged_rounds=judged, window=min(window, judged))
+
+    def most_out(self, n: int) -> int:
+        """How many of n clients may be shut out at most: floor(attackers_below * n)."""
+        return share(self.attackers_below, n)
+
+    def start(self, n: int, like: Tensor) -> CoreState:
+        """The state before round 1: everybody is the core."""
+
+        def of(fill: float | bool, dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.full(shape, fill, dtype=dtype, device=like.device)
+
+        i, f, b = torch.int64, torch.float64, torch.bool
+        return CoreState(
+            judged=of(0, i), since=of(0, i), frozen=of(False, b), competence=of(torch.nan, f),
+            excluded=of(0, i, n), strikes=of(0, i, n), copies=of(0, i, n), asked=of(0, i, n),
+            scored=of(0, i, n), total=of(0, f, n), decay=of(0, f, n), early=of(0, f, n),
+            early_rounds=of(0, i, n), core=of(True, b, n), members=of(False, b, n), weights=of(1 / n, f, n),
+            cosines=of(torch.nan, f, self.judged_rounds or 0, n), burst=of(0, f, n), burst_rounds=of(0, i, n),
+            burst_asked=of(0, i, n), joining=of(0, i, n),
+        )  # fmt: skip
+
+    # -------------------------------------------------------------------------------------- schedule
+    def frozen(self, state: CoreState) -> bool:
+        """Whether members have been chosen."""
+        return bool(state.frozen.all())
+
+    def in_burst(self, state: CoreState) -> bool:
+        """Whether the coming round belongs to a refresh: the last `refresh_rounds` of every period."""
+        if not self.refresh_period or not self.frozen(state):
+            return False
+        return int(state.since) % self.refresh_period >= self.refresh_period - self.refresh_rounds
+
+    def phases(self, state: CoreState) -> int:
+        """Two while judging and in a refresh, one otherwise."""
+        return 2 if not self.frozen(state) or self.in_burst(state) else 1
+
+    def eligible(self, state: CoreState) -> Tensor:
+        """All but the excluded while judging and in a refresh; members otherwise."""
+        alive = state.excluded == 0
+        return alive if self.phases(state) == 2 else alive & state.members
+
+    def statuses(self, state: CoreState) -> list[tuple[Status, Exclusion]]:
+        """Core or on trial before the freeze, member or left out after it, excluded at any time."""
+        inside, outside = (
+            (Status.MEMBER, Status.LEFT_OUT) if bool(state.frozen.all()) else (Status.CORE, Status.TRIAL)
+        )
+        seats = (state.members if bool(state.frozen.all()) else state.core).tolist()
+        return [
+            (Status.EXCLUDED, Exclusion(code)) if code else (inside if seat else outside, Exclusion.NONE)
+            for code, seat in zip(state.excluded.tolist(), seats, strict=True)
+        ]
+
+    # -------------------------------------------------------------------------------------- phase 1
+    def examine(self, state: CoreState, arrived: Arrived) -> Examined:
+        """Steps 1 and 2: strikes, clipping, copies, and the weights of the look-ahead model."""
+        present = arrived.answered & (state.excluded == 0)
+        norms = arrived.norms.to(torch.float64)
+        radius, factors = clip_to_median(norms, present)
+        if self.phases(state) == 1:
+            weights = state.weights * state.members
+            return Examined(
+                state, factors, radius, weights, present, self._quorum(state.members & arrived.asked, present)
+            )
+        state, sitting = self._suspect(state, arrived, present, norms, radius, factors)
+        alive = state.excluded == 0
+        bench = state.members if self.frozen(state) else state.core
+        enough = self._quorum(bench & alive & arrived.asked, present)
+        weights = uniform(bench & alive & ~sitting & arrived.asked, fallback=alive & arrived.asked)
+        return Examined(state, factors, radius, weights, arrived.asked & present & alive, enough)
+
+    def _suspect(
+        self,
+        state: CoreState,
+        arrived: Arrived,
+        present: Tensor,
+        norms: Tensor,
+        radius: Tensor,
+        factors: Tensor,
+    ) -> tuple[CoreState, Tensor]:
+        """Strikes for norms, then clusters of copies; the state after it and who sits this round out."""
+        n = norms.shape[-1]
+        most = self.most_out(n)
+        strike = present & (norms > self.strike_ratio * radius.unsqueeze(-1))
+        strikes = state.strikes + strike
+        struck = strike & (strikes > self.strikes_allowed)
+        excluded = exclude(state.excluded, largest(norms, struck, most, state.excluded), Exclusion.NORM)
+
+        compared = present & (excluded == 0)
+        labels, sizes = copy_clusters(arrived.updates, factors, self.copy_ratio * radius, compared)
+        # More copies than may attack are no evidence: then it is the data that is alike.
+        sitting = compared & (sizes >= max(self.copy_least, at_least(self.copy_share, n))) & (sizes <= most)
+        copies = state.copies + sitting
+        caught = sitting & (copies > self.sittings_allowed)
+        excluded = exclude(excluded, whole_clusters(labels, caught, most, excluded), Exclusion.COPIES)
+        return replace(state, strikes=strikes, copies=copies, excluded=excluded), sitting
+
+    def _quorum(self, bench: Tensor, present: Tensor) -> Tensor:
+        """Whether at least the quorum of those on the bench is present (and anybody at all)."""
+        needed = (bench.sum(-1) * self.quorum).clamp(min=1)
+        return (bench & present).sum(-1) >= needed
+
+    # -------------------------------------------------------------------------------------- phase 2
+    def weigh(self, state: CoreState, examined: Examined, evidence: Evidence) -> Verdict:
+        """Steps 3 to 6: score, too-good check, core; at the freeze, members and their weights."""
+        alive = state.excluded == 0
+        scored = evidence.scored & alive
+        absent = evidence.asked & alive & ~scored
+        cosine = cosines(examined.weights, evidence)
+        loss = self.loss_weight * loss_scores(
+            evidence.losses.to(torch.float64), scored, bound=self.loss_bound
+        )
+        bench = (state.members if self.frozen(state) else state.core) & alive & evidence.asked
+        enough = self._quorum(bench, scored)
+        score = cosine - loss
+        score = torch.where(absent, worst(score, scored), score)
+        cosine = torch.where(scored, cosine, torch.nan)
+        reasons = {"alignment": cosine, "loss": torch.where(scored, -loss, torch.nan)}
+        if self.frozen(state):
+            state, weights = self._refresh(state, cosine, scored, absent, evidence.counts)
+        else:
+            state = self._accumulate(state, score, cosine, scored, absent)
+            state = self._too_good(state, scored)
+            state = self._seat(state)
+            state, weights = self._freeze(state, evidence.counts)
+        score = state.total / state.decay.clamp(min=1e-300)
+        reasons["score"] = torch.where(state.decay > 0, score, torch.nan)
+        return Verdict(state, weights, enough, reasons, self._notes(state))
+
+    def _accumulate(
+        self, state: CoreState, score: Tensor, cosine: Tensor, scored: Tensor, absent: Tensor
+    ) -> CoreState:
+        """S and what it is divided by; a client that was not asked keeps both."""
+        fade = (state.judged.unsqueeze(-1) >= 2).to(torch.float64) * self.decay
+        counted = scored | absent
+        own = state.scored + scored
+        early = scored & (own >= self.too_good_from) & (own <= self.too_good_to)
+        row = torch.arange(state.cosines.shape[-2], device=own.device) == state.judged.unsqueeze(-1)
+        return replace(
+            state,
+            judged=state.judged + 1,
+            asked=state.asked + counted,
+            scored=own,
+            total=torch.where(counted, fade * state.total + score, state.total),
+            decay=torch.where(counted, fade * state.decay + 1, state.decay),
+            early=state.early + torch.where(early, cosine, 0.0),
+            early_rounds=state.early_rounds + early,
+            cosines=torch.where(row.unsqueeze(-1), cosine.unsqueeze(-2), state.cosines),
+        )
+
+    def _too_good(self, state: CoreState, scored: Tensor) -> CoreState:
+        """Step 4, whenever a client completes its own rounds of the check, and once more at the freeze."""
+        n = scored.shape[-1]
+        last = (state.judged == (self.judged_rounds or 0)).unsqueeze(-1)
+        complete = (state.scored >= self.too_good_to) | (last & (state.early_rounds > 0))
+        due = last | (scored & (state.scored == self.too_good_to)).any(-1, keepdim=True)
+        checked = complete & (state.excluded == 0)
+        mean = state.early / state.early_rounds.clamp(min=1)
+        least = max(self.too_good_least, at_least(self.too_good_share, n))
+        gone = (state.excluded != 0).sum(-1, keepdim=True)
+        # Those below the gap must be the majority of all clients, not of those checked so far: otherwise honest
+        # clients that complete their rounds first would be too good beside attackers.
+        gap, above = widest_gap(mean, checked, least, n - share(self.too_good_most, n) - gone)
+        room = self.most_out(n) - gone
+        guilty = above & due & (gap > self.too_good_gap) & (above.sum(-1, keepdim=True) <= room)
+        return replace(state, excluded=exclude(state.excluded, guilty, Exclusion.TOO_GOOD))
+
+    def _seat(self, state: CoreState) -> CoreState:
+        """Step 5: the core. Top s of S: the sparse projection of S with sparsity s and cap 1/s.
+
+        Seats are in proportion to those heard so far (all n, unless clients are sampled): before everybody was
+        asked once, a core of full size would seat attackers for want of others.
+        """
+        heard = ((state.excluded != 0) | (state.decay > 0)).sum(-1, keepdim=True)
+        seats = heard - (heard * self.attackers_below + 1e-9).floor().to(heard.dtype)
+        candidates = (state.excluded == 0) & (state.decay > 0)
+        score = torch.where(candidates, state.total / state.decay.clamp(min=1e-300), -torch.inf)
+        return replace(state, core=candidates & (rank(score) < seats))
+
+    def _freeze(self, state: CoreState, counts: Tensor) -> tuple[CoreState, Tensor]:
+        """Step 6 in the last judged round; before it, uniform weights on the core."""
+        window = windowed_mean(state.cosines, self.window or 1)
+        alive = state.excluded == 0
+        there = state.scored >= self.presence * state.asked
+        members = (state.core | (window > self.threshold)) & alive & there & (state.scored > 0)
+        now = (state.judged == (self.judged_rounds or 0)) & members.any(-1)
+        weights = by_count(members, counts, self.count_cap)
+        during = uniform(state.core, fallback=alive)
+        final = now.unsqueeze(-1)
+        state = replace(
+            state,
+            frozen=state.frozen | now,
+            competence=torch.where(
+                now, masked_median(window, state.core & ~window.isnan()), state.competence
+            ),
+            members=torch.where(final, members, state.members),
+            weights=torch.where(final, weights, during),
+        )
+        return state, state.weights
+
+    def settle(self, state: CoreState, examined: Examined) -> CoreState:
+        """A one-phase round is over."""
+        return replace(state, since=state.since + 1)
+
+    # -------------------------------------------------------------------------------------- refresh
+    def _refresh(
+        self, state: CoreState, cosine: Tensor, scored: Tensor, absent: Tensor, counts: Tensor
+    ) -> tuple[CoreState, Tensor]:
+        """One round of a burst; in its last one, members below the threshold leave and outsiders may join."""
+        n = scored.shape[-1]
+        burst = state.burst + torch.where(scored, cosine, 0.0)
+        rounds = state.burst_rounds + scored
+        asked = state.burst_asked + (scored | absent)
+        alive = state.excluded == 0
+        weights = state.weights * alive
+        over = (int(state.since) + 1) % self.refresh_period == 0
+        state = replace(state, since=state.since + 1)
+        if not over:
+            return replace(state, burst=burst, burst_rounds=rounds, burst_asked=asked), weights
+        mean = burst / rounds.clamp(min=1)
+        there = (rounds > 0) & (rounds >= self.presence * asked)
+        good = alive & there & (mean > self.threshold)
+        joining = torch.where(asked > 0, torch.where(good, state.joining + 1, 0), state.joining)
+        stay = state.members & alive & (good | (asked == 0))
+        join = ~state.members & good & (joining >= self.refresh_bursts)
+        # Never fewer than the core's seats: of the members that would leave, the best aligned stay.
+        short = (n - self.most_out(n) - (stay | join).sum(-1, keepdim=True)).clamp(min=0)
+        leaving = state.members & alive & ~stay
+        kept = leaving & (rank(torch.where(leaving, torch.where(rounds > 0, mean, -2.0), -torch.inf)) < short)
+        members = stay | join | kept
+        zero = torch.zeros_like(rounds)
+        state = replace(
+            state,
+            members=members,
+            weights=by_count(members, counts, self.count_cap),
+            burst=torch.zeros_like(burst),
+            burst_rounds=zero,
+            burst_asked=zero,
+            joining=joining,
+        )
+        return state, state.weights
+
+    def _notes(self, state: CoreState) -> tuple[str, ...]:
+        """What the operator should be told at the freeze."""
+        if not bool(state.frozen.all()) or int(state.since) > 0 or float(state.competence) > self.competence:
+            return ()
+        return (
+            f"clients overlap too little to be judged: the core's own median cosine is "
+            f"{float(state.competence):.3f}, not clearly above zero (needs {self.competence:g}). Who was left "
+            "out by score is no evidence against anybody; use more data per client, or clients that share more.",
+        )

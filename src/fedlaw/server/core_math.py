@@ -1,0 +1,127 @@
+"""Pure functions of core judging, over (..., n), and the state they work on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlaw.screening import masked_median
+from fedlaw.server.judge import Evidence, Exclusion
+
+
+@dataclass(frozen=True)
+class CoreState:
+    """All that core judging remembers. Scalars are (...), clients (..., n), the record (..., J, n).
+
+    judged: judged rounds so far. since: rounds since the freeze. frozen: bool. competence: the core's median
+    windowed cosine at the freeze. excluded: `Exclusion` codes. strikes, copies: how often. asked, scored: in
+    judged rounds. total, decay: accumulated score and what it is divided by. early, early_rounds: sum and
+    number of cosines in a client's own rounds of the too-good check. core, members: bool. weights: final ones.
+    cosines: c of every judged round, NaN where there was none. burst, burst_rounds, burst_asked: of the refresh
+    under way. joining: bursts in a row above the threshold.
+    """
+
+    judged: Tensor
+    since: Tensor
+    frozen: Tensor
+    competence: Tensor
+    excluded: Tensor
+    strikes: Tensor
+    copies: Tensor
+    asked: Tensor
+    scored: Tensor
+    total: Tensor
+    decay: Tensor
+    early: Tensor
+    early_rounds: Tensor
+    core: Tensor
+    members: Tensor
+    weights: Tensor
+    cosines: Tensor
+    burst: Tensor
+    burst_rounds: Tensor
+    burst_asked: Tensor
+    joining: Tensor
+
+
+def windowed_mean(cosines: Tensor, window: int) -> Tensor:
+    """Mean (..., n) of each client's last `window` entries of cosines (..., J, n) that are not NaN.
+
+    >>> windowed_mean(torch.tensor([[1.0, 5.0], [2.0, float("nan")], [4.0, 7.0]]), 2)
+    tensor([3., 6.])
+    """
+    there = ~cosines.isnan()
+    from_the_end = there.flip(-2).cumsum(-2).flip(-2)
+    inside = there & (from_the_end <= window)
+    return torch.where(inside, cosines, 0.0).sum(-2) / inside.sum(-2)
+
+
+def cosines(weights: Tensor, evidence: Evidence) -> Tensor:
+    """Step 3's c_i; 0 for a client without direction or with nothing to be compared with."""
+    w = weights.to(torch.float64)
+    top = evidence.along.to(torch.float64) - w * evidence.own.to(torch.float64)
+    bottom = (1 - w) * evidence.norms.to(torch.float64) * evidence.length.to(torch.float64).unsqueeze(-1)
+    return torch.where(bottom > 0, top / bottom.clamp(min=1e-300), 0.0)
+
+
+def rank(score: Tensor) -> Tensor:
+    """Place of each entry (..., n), 0 for the largest; equal entries by index."""
+    order = score.argsort(dim=-1, descending=True, stable=True)
+    places = torch.arange(score.shape[-1], device=score.device).expand(order.shape)
+    return torch.zeros_like(order).scatter(-1, order, places)
+
+
+def worst(score: Tensor, scored: Tensor) -> Tensor:
+    """(..., 1) the least score of those that answered."""
+    return torch.where(scored, score, torch.inf).amin(-1, keepdim=True)
+
+
+def uniform(mask: Tensor, fallback: Tensor) -> Tensor:
+    """(..., n) equal weights on `mask`, on `fallback` where the mask is empty."""
+    mask = torch.where(mask.any(-1, keepdim=True), mask, fallback)
+    return mask.to(torch.float64) / mask.sum(-1, keepdim=True).clamp(min=1)
+
+
+def by_count(members: Tensor, counts: Tensor, cap: float) -> Tensor:
+    """(..., n) weights of members proportional to min(count, cap * median count)."""
+    counts = counts.to(torch.float64)
+    bound = cap * masked_median(counts, members).unsqueeze(-1)
+    kept = torch.where(members, torch.minimum(counts, bound), 0.0)
+    return kept / kept.sum(-1, keepdim=True).clamp(min=1e-300)
+
+
+def exclude(excluded: Tensor, guilty: Tensor, reason: Exclusion) -> Tensor:
+    """Codes with `reason` for those guilty that were not excluded before."""
+    return torch.where(guilty & (excluded == 0), int(reason), excluded)
+
+
+def largest(values: Tensor, mask: Tensor, most: int, excluded: Tensor) -> Tensor:
+    """Of `mask`, as many with the largest values as may still be excluded."""
+    room = most - (excluded != 0).sum(-1, keepdim=True)
+    return mask & (rank(torch.where(mask, values, -torch.inf)) < room)
+
+
+def whole_clusters(labels: Tensor, mask: Tensor, most: int, excluded: Tensor) -> Tensor:
+    """Of `mask`, whole clusters by lowest label, as long as they fit into what may still be excluded."""
+    room = most - (excluded != 0).sum(-1, keepdim=True)
+    sizes = torch.zeros_like(labels).scatter_add(-1, labels, mask.to(labels.dtype))
+    sizes = torch.where(sizes <= room, sizes, 0)
+    fits = (sizes > 0) & (sizes.cumsum(-1) <= room)
+    return mask & fits.gather(-1, labels)
+
+
+def widest_gap(values: Tensor, mask: Tensor, above: int, below: Tensor) -> tuple[Tensor, Tensor]:
+    """Widest gap (..., 1) in the sorted values of `mask`, and who is above it (..., n).
+
+    Only gaps with at least `above` entries above and at least `below` (..., 1) entries below them count; where
+    there is none the gap is -inf and nobody is above it.
+    """
+    ordered, order = torch.where(mask, values, torch.inf).sort(dim=-1, stable=True)
+    place = torch.arange(values.shape[-1], device=values.device).expand(ordered.shape)
+    gaps = ordered - torch.cat([ordered[..., :1], ordered[..., :-1]], dim=-1)
+    allowed = (place >= 1) & (place >= below) & (mask.sum(-1, keepdim=True) - place >= above)
+    gap, start = torch.where(allowed, gaps, -torch.inf).max(dim=-1, keepdim=True)
+    places = torch.zeros_like(order).scatter(-1, order, place)
+    return gap, mask & (places >= start) & torch.isfinite(gap)
