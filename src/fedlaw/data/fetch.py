@@ -192,9 +192,12 @@ def _extract(remote: Remote, folder: Path) -> None:
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 part = target.with_name(target.name + ".part")
-                with content, part.open("wb") as file:
-                    shutil.copyfileobj(content, file, _CHUNK)
-                part.replace(target)
+                try:
+                    with content, part.open("wb") as file:
+                        shutil.copyfileobj(content, file, _CHUNK)
+                    part.replace(target)
+                finally:
+                    part.unlink(missing_ok=True)
                 missing.discard(name)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise DataError(

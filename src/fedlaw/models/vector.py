@@ -87,7 +87,7 @@ def unflatten(vector: Tensor, slots: tuple[Slot, ...]) -> dict[str, Tensor]:
         raise ValueError(f"vector must have {size} elements in its last dimension, got {tuple(vector.shape)}")
     lead = vector.shape[:-1]
     # splitting one dimension of a view is a view again, even where `vector` itself is not contiguous
-    return {slot.name: vector[..., slot.start : slot.stop].view(*lead, *slot.shape) for slot in slots}
+    return {slot.name: vector[..., slot.start : slot.stop].view((*lead, *slot.shape)) for slot in slots}
 
 
 def assign(model: nn.Module, vector: Tensor) -> None:
