@@ -1,0 +1,282 @@
+"""Local training of all clients at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedlaw.simulation.batched import BatchedKernel
+from fedlaw.simulation.functional import VmapKernel, dimension, train_sequential
+from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, schedule
+from fedlaw.simulation.parallel import in_parallel
+from fedlaw.simulation.reading import UnknownLayer, read
+
+Backend = Literal["auto", "batched", "vmap", "sequential"]
+BACKENDS: tuple[Backend, ...] = ("auto", "batched", "vmap", "sequential")
+
+_CPU_CHUNK_BYTES = 4 << 20  # a chunk's parameters and intermediates should stay in a core's caches
+_GPU_MEMORY_SHARE = 0.4  # of the free memory, for one chunk's parameters and intermediates
+_TAIL_MULTIPLE = 8  # the last batch of an epoch is padded to a multiple of this many examples
+
+
+class Kernel(Protocol):
+    """k jobs' parameters and how they step: see BatchedKernel, VmapKernel."""
+
+    def load(self, theta: Tensor) -> None: ...
+    def flat(self, k: int) -> Tensor: ...
+    def step(self, lo: int, x: Tensor, y: Tensor, weight: Tensor, lr: float) -> None: ...
+    def losses(self, lo: int, x: Tensor, y: Tensor) -> Tensor: ...
+    def scores(self, lo: int, x: Tensor) -> Tensor: ...
+
+
+def train(
+    model: nn.Module,
+    params: Tensor,
+    inputs: Tensor,
+    labels: Tensor,
+    jobs: Jobs,
+    work: LocalWork,
+    *,
+    backend: Backend = "auto",
+    threads: int | None = None,
+    chunk: int | None = None,
+) -> Trained:
+    """Train C clients' models locally and return their updates and losses.
+
+    Every job starts at theta, its row of `params`, takes `work.epochs` passes of mini-batch SGD over its examples
+    and ends at psi; its update is the pseudo-gradient (theta - psi) / lr. Backends, equal up to rounding:
+
+    - ``batched``: forward and backward written out as batched matrix products for a Sequential of Linear, ReLU,
+      Flatten, Conv2d, GroupNorm, MaxPool2d; the fast one. On a CPU jobs go in chunks that fit the cache, one
+      Python thread per core; convolutions go job by job. On a GPU all jobs go together, as far as memory lasts.
+    - ``vmap``: torch.func over any module whose control flow does not depend on the data.
+    - ``sequential``: the reference, an autograd loop.
+    - ``auto``: batched where it knows all layers, else vmap.
+
+    On a CPU a job's result of ``batched`` is the same to the last bit whatever it is trained beside, in chunks of
+    whatever size, on however many threads.
+
+    Args:
+        model: the network; its own parameter values are not used and it is not changed. A network that draws
+            random numbers (dropout) is refused: its draws could not be repeated.
+        params: (R, d) parameter vectors, in the order of the model's named parameters, then floating buffers.
+        inputs: (N, ...) pool of examples, on the device of `params`.
+        labels: (N,) their classes, int64.
+        jobs: who trains on what, starting where.
+        work: epochs, batch size, learning rate, where the loss is taken.
+        threads: Python threads on a CPU; None: as many as torch would use (`torch.get_num_threads`).
+        chunk: jobs that are held in memory together by one thread; None: chosen by size.
+
+    Returns:
+        Trained(updates (C, d), losses (C,)). Where training diverges they hold infinities or NaN.
+
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2))
+    >>> jobs = Jobs(torch.tensor([0]), torch.tensor([[[0, 1]]]), torch.tensor([2]))
+    >>> train(model, torch.zeros(1, 6), torch.eye(2), torch.tensor([0, 1]), jobs, LocalWork(epochs=1)).updates
+    tensor([[-0.2500,  0.2500,  0.2500, -0.2500,  0.0000,  0.0000]])
+    """
+    _check(model, params, inputs, labels, jobs, work, threads, chunk)
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; there are: {', '.join(BACKENDS)}")
+    shape = tuple(inputs.shape[1:])
+    if backend == "sequential" or len(jobs) == 0:
+        return train_sequential(model, params, inputs, labels, jobs, work)
+    kind = kernel_for(model, shape, backend)
+    plan = _Plan(model, kind, params, inputs, labels, jobs, work)
+    cpu = params.device.type == "cpu"
+    threads = (threads or torch.get_num_threads()) if cpu else 1
+    chunk = chunk or plan.chunk(threads)
+    # Neighbours in a chunk should be of one size; the stable sort leaves equal ones in roster order.
+    by_size = jobs.sizes.argsort(descending=True, stable=True)
+    rows = list(torch.split(by_size, chunk))
+    in_parallel(rows, lambda: plan.worker(chunk), threads if cpu else None)
+    return Trained(plan.updates, plan.losses)
+
+
+def kernel_for(
+    model: nn.Module, shape: tuple[int, ...], backend: Backend
+) -> type[BatchedKernel] | type[VmapKernel]:
+    """The kernel that `backend` means for this model; UnknownLayer where batched cannot."""
+    if backend == "vmap":
+        return VmapKernel
+    try:
+        read(model, shape)
+    except UnknownLayer:
+        if backend == "auto":
+            return VmapKernel
+        raise
+    return BatchedKernel
+
+
+class _Plan:
+    """One call of `train`: everything that its workers share."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        kind: type[BatchedKernel] | type[VmapKernel],
+        params: Tensor,
+        inputs: Tensor,
+        labels: Tensor,
+        jobs: Jobs,
+        work: LocalWork,
+    ) -> None:
+        self.model, self.kind, self.params = model, kind, params
+        self.inputs, self.labels, self.jobs, self.work = inputs, labels, jobs, work
+        self.updates = torch.empty((len(jobs), params.shape[1]), dtype=params.dtype, device=params.device)
+        self.losses = torch.empty(len(jobs), dtype=params.dtype, device=params.device)
+        self.together = kind.stacks(model, params.device)
+        if _looks_across_examples(model):
+            self.multiple = 1  # such a layer would see the padding
+        elif params.device.type == "cpu":
+            self.multiple = _TAIL_MULTIPLE
+        else:
+            self.multiple = work.batch_size  # one launch for all tails is worth more than the arithmetic
+        largest = int(jobs.sizes.max())
+        self.width = min(work.batch_size, -(-largest // self.multiple) * self.multiple)
+
+    def chunk(self, threads: int) -> int:
+        """Jobs that a worker should hold together."""
+        if not self.together:
+            return 1
+        share = -(-len(self.jobs) // threads)
+        return min(share, stack_limit(self.params, activations(self.model, self.inputs[:1]), self.width))
+
+    def worker(self, chunk: int) -> Callable[[Tensor], None]:
+        """What trains one chunk after the other, with buffers of its own."""
+        shape = tuple(self.inputs.shape[1:])
+        most = min(chunk, len(self.jobs))
+        kernel: Kernel = self.kind(self.model, shape, most, self.width, self.params)
+        together = most if self.together else 1
+        room = torch.empty(
+            (together * self.width, *shape), dtype=self.inputs.dtype, device=self.inputs.device
+        )
+        return lambda rows: self.train_chunk(kernel, room, rows)
+
+    def train_chunk(self, kernel: Kernel, room: Tensor, rows: Tensor) -> None:
+        """Train the jobs `rows` and write their updates and losses."""
+        jobs, work, batch = self.jobs, self.work, self.work.batch_size
+        sizes = jobs.sizes[rows]
+        runs = schedule(sizes.tolist(), batch, self.multiple, self.together)
+        position = torch.arange(max(run.at + run.width for run in runs), device=rows.device)
+        filled = position < sizes[:, None]
+        batch_start = position // batch * batch
+        batch_count = (sizes[:, None] - batch_start).clamp(1, batch)
+        weight = filled / batch_count.to(self.params.dtype)
+        # Padding repeats the first example of its batch with weight 0: it can be non-finite only where a real
+        # example is. Positions of batches that a job does not have are never used.
+        source = torch.where(filled, position, batch_start).clamp(max=jobs.order.shape[-1] - 1)
+        order = jobs.order[rows].gather(-1, source.unsqueeze(1).expand(-1, work.epochs, -1)).clamp_(min=0)
+        labels = self.labels[order]
+
+        def gather(index: Tensor) -> Tensor:
+            examples = torch.index_select(self.inputs, 0, index.reshape(-1), out=room[: index.numel()])
+            return examples.view(*index.shape, *self.inputs.shape[1:])
+
+        def mean_losses() -> Tensor:
+            share = filled / sizes[:, None].to(self.params.dtype)
+            total = torch.zeros_like(share[:, 0])
+            for lo, hi, at, width in runs:
+                here = slice(at, at + width)
+                x = gather(order[lo:hi, 0, here])
+                each = kernel.losses(lo, x, labels[lo:hi, 0, here])
+                total[lo:hi] += (each * share[lo:hi, here]).sum(1)
+            return total
+
+        theta = self.params.index_select(0, jobs.start[rows])
+        kernel.load(theta)
+        if work.loss_point == "before":
+            self.losses[rows] = mean_losses()
+        for epoch in range(work.epochs):
+            for lo, hi, at, width in runs:
+                here = slice(at, at + width)
+                x = gather(order[lo:hi, epoch, here])
+                kernel.step(lo, x, labels[lo:hi, epoch, here], weight[lo:hi, here], work.lr)
+        if work.loss_point == "after":
+            self.losses[rows] = mean_losses()
+        self.updates.index_copy_(0, rows, theta.sub_(kernel.flat(len(rows))).div_(work.lr))
+
+
+def stack_limit(params: Tensor, activations: int, width: int) -> int:
+    """How many models (rows of `params`), with `width` examples each, should be held together: at least 1."""
+    each = (params.shape[1] + width * activations) * params.element_size()
+    if params.device.type == "cpu":
+        return max(1, _CPU_CHUNK_BYTES // each)
+    free = torch.cuda.mem_get_info(params.device)[0] if params.is_cuda else 4 << 30
+    return max(1, int(free * _GPU_MEMORY_SHARE) // (2 * each))  # twice: every number has a gradient
+
+
+def activations(model: nn.Module, example: Tensor) -> int:
+    """Numbers that all layers together put out for one example."""
+    model = copy.deepcopy(model).to(example.device).eval()
+    count = example.numel()
+
+    def add(module: nn.Module, args: Any, output: Any) -> None:
+        nonlocal count
+        count += output.numel() if isinstance(output, Tensor) else 0
+
+    for module in model.modules():
+        module.register_forward_hook(add)
+    with torch.no_grad():
+        model.to(example.dtype if example.is_floating_point() else torch.float32)(example)
+    return count
+
+
+def _looks_across_examples(model: nn.Module) -> bool:
+    """Whether some layer may mix the examples of a batch: batch norm, or anything that keeps statistics."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()) or any(
+        buffer.is_floating_point() for buffer in model.buffers()
+    )
+
+
+def check_pool(model: nn.Module, params: Tensor, inputs: Tensor, labels: Tensor) -> None:
+    """Refuse parameters and examples that do not fit the model or each other, in one line."""
+    d = dimension(model)
+    if params.ndim != 2 or params.shape[1] != d or not params.is_floating_point():
+        raise ValueError(
+            f"params must be floating-point (R, {d}) for this model, got {params.dtype} of {tuple(params.shape)}"
+        )
+    if labels.shape != inputs.shape[:1] or labels.dtype != torch.int64:
+        raise ValueError(
+            f"labels must be int64, one for each of the {len(inputs)} inputs, got {labels.dtype} of "
+            f"{tuple(labels.shape)}"
+        )
+    if inputs.is_floating_point() and inputs.dtype != params.dtype:
+        raise ValueError(f"inputs are {inputs.dtype} and params {params.dtype}; convert one of them")
+
+
+def _check(
+    model: nn.Module,
+    params: Tensor,
+    inputs: Tensor,
+    labels: Tensor,
+    jobs: Jobs,
+    work: LocalWork,
+    threads: int | None,
+    chunk: int | None,
+) -> None:
+    """Refuse what does not fit together, in one line."""
+    for name, value in (("threads", threads), ("chunk", chunk)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, or None for a choice by size, got {value}")
+    check_pool(model, params, inputs, labels)
+    places = {tensor.device for tensor in (params, inputs, labels, jobs.start, jobs.order, jobs.sizes)}
+    if len(places) > 1:
+        raise ValueError(
+            f"params, inputs, labels and jobs must be on one device, got {sorted(map(str, places))}"
+        )
+    if jobs.order.shape[1] != work.epochs:
+        raise ValueError(f"jobs.order has {jobs.order.shape[1]} epochs and work.epochs is {work.epochs}")
+    if len(jobs) and not 0 <= int(jobs.start.min()) <= int(jobs.start.max()) < len(params):
+        raise ValueError(f"jobs.start must be rows 0 to {len(params) - 1} of params")
+    if jobs.order.numel() and int(jobs.order.max()) >= len(inputs):
+        raise ValueError(f"jobs.order must index the {len(inputs)} inputs, got {int(jobs.order.max())}")
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            raise ValueError(
+                f"the model has {module}, whose random draws could not be repeated; set its p to 0"
+            )
