@@ -153,6 +153,13 @@ def test_nested_splits() -> None:
     assert attack.member(2, 5) == Marked(2.0)
 
 
+def test_a_split_within_a_schedules_share_divides_that_share() -> None:
+    attack = Schedule(Split((Marked(1.0), Marked(2.0))), share=0.8)
+    view = view_for(attack, 1, FLEET)
+    assert attack.forge(view).updates[:, 0].tolist() == [1, 1, 2, 2]
+    assert [attack.member(rank, 5) for rank in (1, 2, 4)] == [Marked(1.0), Marked(2.0), Honest()]
+
+
 def test_split_without_ranks_is_refused_rather_than_guessed() -> None:
     view = replace(view_for(double(), 2, FLEET), ranks=None)
     with pytest.raises(ValueError, match=r"View\.ranks and View\.crew must be given"):

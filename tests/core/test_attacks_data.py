@@ -72,6 +72,8 @@ def test_a_linear_model_trained_on_stamped_data_obeys_the_trigger() -> None:
     attack = TargetedBackdoor(size=2, target=2, fraction=0.5)
     x, y = attack.poison(images[:200], labels[:200], classes=3, black=-3.0, generator=source)
     model = torch.nn.Linear(36, 3)
+    torch.nn.init.zeros_(model.weight)  # torch would draw from its global generator
+    torch.nn.init.zeros_(model.bias)
     optimiser = torch.optim.Adam(model.parameters(), lr=0.05)
     for _ in range(200):
         optimiser.zero_grad()

@@ -260,6 +260,21 @@ def test_search_counts_its_evaluations_and_finds_an_inner_maximum() -> None:
     assert 0.1 < z < 9.9
 
 
+@pytest.mark.parametrize("peak", [0.13, 1.0, 7.7])
+def test_search_closes_in_on_the_peak(peak: float) -> None:
+    """A rule that moves by how near z is to the peak: 16 evaluations find z to a tenth of its size."""
+    view = random_view(n=8, m=2, d=1)
+    rows = view.honest_updates
+    mean, std = rows.mean(dim=0), rows.std(dim=0, correction=0)
+
+    def rule(updates: Tensor) -> Tensor:
+        z = (updates[view.malicious][0] - mean) / std
+        return mean + 1 / (1 + (z / peak).log().abs())
+
+    forged = OptimizedLIE(evaluations=16).forge(replace(view, rule=rule)).updates
+    assert float((forged[0] - mean) / std) == pytest.approx(peak, rel=0.1)
+
+
 def test_search_needs_a_rule() -> None:
     with pytest.raises(ValueError, match=r"View\.rule must be given"):
         OptimizedIPM().forge(random_view())
