@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -352,52 +353,54 @@ class Server(ABC):
         )
 
     # -------------------------------------------------------------------------------------- save and load
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state at the last round boundary to `path` (atomically; no pickle).
+    def dump(self) -> bytes:
+        """The state at the last round boundary as bytes (an .npz file; no pickle).
 
-        Between the phases of a round, what was told in that round is not part of it: after `restore` the round
+        Between the phases of a round, what was told in that round is not part of it: after `load` the round
         starts again at phase 1, and the run goes on with the same bits (CPU).
         """
         arrays, description = self._pack()
         arrays |= {"params": self.params, "counts": self._counts_at_start}
-        description |= {
-            "server": self.kind,
-            "round": self.round,
-            "roster": list(self.roster),
-            "settings": asdict(self.settings),
-        }
-        checkpoint.write(path, arrays, description)
+        return checkpoint.dumps(arrays, description | self._identity() | {"round": self.round})
 
-    def restore(self, path: str | os.PathLike[str]) -> None:
-        """Go on where the server that saved `path` stood. Kind, roster and settings must be the same."""
-        arrays, description = checkpoint.read(path)
-        ours = self._pack()[1] | {
-            "server": self.kind,
-            "roster": list(self.roster),
-            "settings": asdict(self.settings),
-        }
-        for name, value in ours.items():
+    def load(self, data: bytes) -> None:
+        """Go on where the server that made `data` stood. Kind, roster and settings must be the same."""
+        arrays, description = checkpoint.loads(data)
+        for name, value in (self._pack()[1] | self._identity()).items():
             if description.get(name) != value:
                 raise ValueError(
-                    f"{path} belongs to another run: its {name} is {_short(description.get(name))}, "
+                    f"the checkpoint belongs to another run: its {name} is {_short(description.get(name))}, "
                     f"this server's is {_short(value)}"
                 )
-        params = arrays.pop("params", None)
-        if params is None or params.shape != self.params.shape or params.dtype != self.params.dtype:
-            raise ValueError(f"{path} holds another model than this server's")
-        counts = arrays.pop("counts", None)
-        if counts is None or counts.shape != self._counts.shape or counts.dtype != self._counts.dtype:
-            raise ValueError(f"{path} holds no example counts for {self.n} clients")
+        kept = {}
+        for name, like in (("params", self.params), ("counts", self._counts)):
+            kept[name] = arrays.pop(name, torch.empty(0))
+            if kept[name].shape != like.shape or kept[name].dtype != like.dtype:
+                raise ValueError(f"the checkpoint's {name} are not this server's")
         at = description.get("round")
         if not isinstance(at, int) or not 1 <= at <= self.settings.rounds + 1:
-            raise ValueError(f"{path} is at round {at!r}, outside 1 to {self.settings.rounds + 1}")
+            raise ValueError(f"the checkpoint is at round {at!r}, outside 1 to {self.settings.rounds + 1}")
         self._unpack(arrays, description)
-        self.params = params.to(self.params.device)
-        self._counts = counts.to(self.params.device)
+        self.params = kept["params"].to(self.params.device)
+        self._counts = kept["counts"].to(self.params.device)
         self._counts_at_start = self._counts.clone()
         self.round, self.phase = at, 1
         if not self.done:
             self._open_round()
+
+    def _identity(self) -> dict[str, Any]:
+        return {"server": self.kind, "roster": list(self.roster), "settings": asdict(self.settings)}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `dump` to a file, replacing it in one step."""
+        checkpoint.replace_file(path, self.dump())
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """`load` what `save` wrote to a file."""
+        try:
+            self.load(Path(path).read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
 
 def _short(value: Any) -> str:

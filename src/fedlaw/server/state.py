@@ -20,26 +20,17 @@ _MAX_BYTES = 1 << 36  # of one checkpoint, unpacked: a header that claims more i
 S = TypeVar("S")
 
 
-def write(path: str | os.PathLike[str], arrays: dict[str, Tensor], description: dict[str, Any]) -> None:
-    """Write arrays and a JSON-able description to `path`, replacing it in one step (never half a file)."""
-    target = Path(path)
+def dumps(arrays: dict[str, Tensor], description: dict[str, Any]) -> bytes:
+    """Arrays and a JSON-able description as the bytes of one .npz file."""
     text = json.dumps({"format": FORMAT, **description}, sort_keys=True)
     plain = {name: tensor.detach().cpu().numpy() for name, tensor in arrays.items()}
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, description=np.frombuffer(text.encode(), dtype=np.uint8), **plain)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    file = io.BytesIO()
+    np.savez(file, description=np.frombuffer(text.encode(), dtype=np.uint8), **plain)  # type: ignore[arg-type]
+    return file.getvalue()
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Arrays and description that `write` wrote; a ValueError that names the file if it is anything else."""
-    data = Path(path).read_bytes()
+def loads(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Arrays and description that `dumps` made bytes of; a ValueError if they are anything else."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > _MAX_BYTES:
@@ -51,8 +42,23 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
             raise ValueError(f"format {FORMAT} expected")
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
     except (ValueError, TypeError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a fedlaw checkpoint: {error}") from error
+        raise ValueError(f"not a fedlaw checkpoint: {error}") from error
     return tensors, description
+
+
+def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write `data` to `path` in one step: there is the old file or the new one, never half of either."""
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def pack(state: object, prefix: str) -> dict[str, Tensor]:
