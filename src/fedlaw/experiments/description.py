@@ -6,10 +6,8 @@ import difflib
 import hashlib
 import json
 import os
-import re
-import tomllib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -21,6 +19,7 @@ from torch import Tensor
 from fedlaw import server
 from fedlaw.data import malicious_count
 from fedlaw.experiments import _specs
+from fedlaw.experiments._files import DescriptionError, merged, read_toml, toml_value
 from fedlaw.server import ClientId, Server
 
 VERSION = 1  # of the canonical form: raised when its meaning changes, so that old runs keep their ids
@@ -31,10 +30,6 @@ _MUST_BE = {  # where pydantic's own words would not help
     "device": "must be cpu, auto, cuda or cuda:NUMBER",
 }
 _WITHOUT_GROUPS = ("dirichlet", "iid", "natural", "shards")
-
-
-class DescriptionError(ValueError):
-    """A setting that cannot be: one line that names it, what was given and what is allowed."""
 
 
 class _Described(BaseModel):
@@ -79,7 +74,7 @@ class Experiment(_Described):
     True
     >>> Experiment(clients=5, rule={"name": "krum", "f": 2})
     Traceback (most recent call last):
-    fedlaw.experiments.description.DescriptionError: rule 'krum' needs at least 7 clients a round, 5 are asked: ...
+    fedlaw.experiments._files.DescriptionError: rule 'krum' needs at least 7 clients a round, 5 are asked: ...
     """
 
     dataset: str = "digits"
@@ -270,18 +265,18 @@ class Experiment(_Described):
         >>> Experiment(rounds=5).replace(seed=1, q=0.9).partition_settings
         {'q': 0.9}
         """
-        return Experiment(**_merged({name: getattr(self, name) for name in type(self).model_fields}, changes))
+        return Experiment(**merged({name: getattr(self, name) for name in type(self).model_fields}, changes))
 
     # -------------------------------------------------------------------------------------- files
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str], **overrides: Any) -> Experiment:
         """The experiment described in a TOML file; `overrides` go before what the file says."""
-        return cls(**_merged(_read_toml(Path(path)), overrides))
+        return cls(**merged(read_toml(Path(path)), overrides))
 
     def to_toml(self) -> str:
         """A TOML file's text from which `from_toml` makes the same experiment, every setting spelled out."""
         lines = [
-            f"{name} = {_toml(value, 'none' if name == 'rule' else None)}"
+            f"{name} = {toml_value(value, 'none' if name == 'rule' else None)}"
             for name, value in self.canonical().items()
             if value is not None
         ]
@@ -307,48 +302,6 @@ class Execution(_Described):
 
 
 # ------------------------------------------------------------------------------------------ helpers
-def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`changes` over `base`; a part that is changed loses the settings that `base` gave the old one."""
-    merged = dict(base)
-    for part in ("dataset", "model", "partition"):
-        if changes.get(part, base.get(part)) != base.get(part):
-            merged.pop(f"{part}_settings", None)
-            if part == "partition":
-                merged.pop("q", None)
-    if "q" in changes:
-        settings = merged.get("partition_settings") or {}
-        merged["partition_settings"] = {key: value for key, value in settings.items() if key != "q"}
-    if "rule" in changes or "preset" in changes:
-        merged.pop("preset", None)
-        if "rule" not in changes:
-            merged["rule"] = "fedlaw"
-    return {**merged, **changes}
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DescriptionError(f"{path} is not a TOML file: {error}") from None
-    except OSError as error:
-        raise DescriptionError(f"cannot read {path}: {error.strerror or error}; name a TOML file") from None
-
-
-def _toml(value: Any, none: str | None) -> str:
-    """A TOML value. None has no spelling there: left out of tables, or the word `none`."""
-    if isinstance(value, Mapping):
-        kept = {key: none if each is None else each for key, each in value.items()}
-        pairs = (f"{_toml_key(k)} = {_toml(v, None)}" for k, v in kept.items() if v is not None)
-        return "{ " + ", ".join(pairs) + " }" if kept else "{}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(each, None) for each in value) + "]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key, None)
-
-
 def _one_line(error: ValidationError, model: type[BaseModel]) -> str:
     """The first mistake, named by its setting."""
     first = error.errors()[0]
