@@ -182,6 +182,16 @@ def test_interrupting_with_a_checkpoint_keeps_every_round(tmp_path: Path) -> Non
         assert (again.checkpoint, again.done_rounds) == (b"here", 1)
 
 
+def test_an_interruption_before_a_round_was_written_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+    with Store(tmp_path / "a.sqlite") as store:
+        run = store.begin(experiment(), resume=False)
+        run.append(record(1))
+        run.save(1, b"after 1")
+        run.interrupt(2, b"after 2, whose record was never appended")
+        again = store.begin(experiment(), resume=True)
+        assert (again.checkpoint, again.done_rounds) == (b"after 1", 1)
+
+
 def test_without_resume_an_interrupted_run_starts_anew(tmp_path: Path) -> None:
     with Store(tmp_path / "a.sqlite") as store:
         run = store.begin(experiment(), resume=False)

@@ -80,9 +80,13 @@ class RunWriter:
             self._connection.execute("DELETE FROM checkpoints WHERE run = ?", (self.id,))
 
     def interrupt(self, round: int | None = None, checkpoint: bytes | None = None) -> None:
-        """The run stops here and can be resumed, from `checkpoint` after `round` if given, else from the last."""
+        """The run stops here and can be resumed: from `checkpoint`, the state after `round`, or from the last.
+
+        An interruption comes at any moment, also between the end of a round and its `append`: a checkpoint
+        whose rounds are not all written is left out, and the last one stays.
+        """
         with self._owned(status="interrupted", ended=now()):
-            if round is not None and checkpoint is not None:
+            if round is not None and checkpoint is not None and self._written(round) == round:
                 self._checkpoint(round, checkpoint)
 
     def fail(self, message: str) -> None:
@@ -113,11 +117,13 @@ class RunWriter:
             (self.id, *to_row(record), attacker_weight(record.weights, self._malicious)),
         )
 
+    def _written(self, round: int) -> int:
+        """How many of the rounds up to `round` are in the file."""
+        query = "SELECT count(*) FROM rounds WHERE run = ? AND round <= ?"
+        return int(self._connection.execute(query, (self.id, round)).fetchone()[0])
+
     def _checkpoint(self, round: int, checkpoint: bytes) -> None:
-        there = self._connection.execute(
-            "SELECT count(*) FROM rounds WHERE run = ? AND round <= ?", (self.id, round)
-        ).fetchone()[0]
-        if there != round:
+        if (there := self._written(round)) != round:
             raise ValueError(f"checkpoint after round {round}: only {there} of its rounds were appended")
         self._connection.execute(
             "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?)", (self.id, round, checkpoint)
