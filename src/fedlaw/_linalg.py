@@ -74,6 +74,7 @@ def pairwise_sq_distances(x: Tensor) -> Tensor:
     distances from the centre.
     """
     k = centered_gram(x)
+    k = (k + k.mT) / 2  # to the bit, so that equal scores are equal and ties fall to the lowest index
     diagonal = k.diagonal(dim1=-2, dim2=-1)
     squared = (diagonal.unsqueeze(-1) + diagonal.unsqueeze(-2) - 2 * k).clamp_(min=0)
     squared.diagonal(dim1=-2, dim2=-1).zero_()

@@ -30,7 +30,7 @@ def _bucket_means(rows: Tensor, order: Tensor, size: int, out: Tensor) -> None:
     width = max(1, BLOCK_ELEMENTS // n)
     for start in range(0, d, width):
         block = rows[:, start : start + width].index_select(0, order)
-        out[:full, start : start + width] = block[: full * size].unflatten(0, (full, size)).mean(1)
+        out[:full, start : start + width] = block[: full * size].reshape(full, size, block.shape[-1]).mean(1)
         if full * size < n:
             out[full, start : start + width] = block[full * size :].mean(0)
 

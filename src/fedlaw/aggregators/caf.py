@@ -22,6 +22,8 @@ from fedlaw.aggregators.base import (
     registry,
 )
 
+_STALL = 1e-3  # share of the weight that a step has to take
+
 
 def _leading(gram: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:
     """Largest eigenvalue (...) of the weighted covariance of rows, and the rows' squared deviations (..., n) along
@@ -41,24 +43,36 @@ def _leading(gram: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:
     return value, along / value.unsqueeze(-1).clamp(min=torch.finfo(gram.dtype).tiny)
 
 
+def _filtered(masses: Tensor, deviations: Tensor) -> Tensor:
+    """Masses (..., n) after one step: less for rows that deviate, nothing for the one that deviates most."""
+    tiny = torch.finfo(masses.dtype).tiny
+    lighter = masses * (1 - deviations / deviations.amax(-1, keepdim=True).clamp(min=tiny))
+    left = torch.where(masses > 0, deviations, 0.0)
+    firmer = masses * (1 - left / left.amax(-1, keepdim=True).clamp(min=tiny))
+    stalls = lighter.sum(-1, keepdim=True) > (1 - _STALL) * masses.sum(-1, keepdim=True)
+    return torch.where(stalls, firmer, lighter)
+
+
 @registry.register("caf")
 @dataclass(frozen=True)
 class CAF(Rule):
     """Covariance-bound agnostic filter: rows far out along the leading eigenvector lose weight.
 
-    c_i = 1 at first. While sum_i c_i > n - 2f: take the mean of the rows with weights c, the leading
-    eigenpair (lambda, v) of their covariance with these weights, and c_i <- c_i (1 - t_i / max_j t_j), t_i =
-    <x_i - mean, v>^2. The aggregate is the mean that had the least lambda. For f = 0 it is the plain mean.
+    c_i = 1 at first. While sum_i c_i > n - 2f: take the mean of the rows with weights c, the leading eigenpair
+    (lambda, v) of their covariance with these weights, t_i = <x_i - mean, v>^2, and
+    c_i <- c_i (1 - t_i / max_j t_j). The aggregate is the mean that had the least lambda; for f = 0 the plain
+    mean. Rows that have lost all weight still set the scale max_j t_j, as in ByzFL; where that would stall the
+    filter (a step would take less than 1/1000 of the weight left), only rows with weight set it. So every step
+    takes that much or silences a row, and it ends, however far out a row may be.
 
-    The eigenpair is exact and comes from the n x n Gram matrix, so all but one pass over the rows is free of
-    d, and nothing is drawn at random. (ByzFL takes one power step from a random vector: equal for d = 1,
-    close otherwise.)
+    The eigenpair is exact and comes from the n x n Gram matrix: only two passes over the rows depend on d, and
+    nothing is drawn at random. (ByzFL takes one power step from a random vector: the same for d = 1.)
 
     Settings:
         f: how many of the rows may be malicious; needs n >= 2f + 1 rows.
 
     >>> CAF(f=1)(torch.tensor([[0.0], [1.0], [2.0], [3.0], [900.0]])).vector
-    tensor([1.5012])
+    tensor([1.5009])
 
     Reference: Allouah, Guerraoui, Stephan, *Towards Trustworthy Federated Learning with Untrusted
     Participants*, ICML 2025.
@@ -95,10 +109,9 @@ class CAF(Rule):
                 better = running & (value < least)
                 least = torch.where(better, value, least)
                 best = torch.where(better.unsqueeze(-1), masses / masses.sum(-1, keepdim=True), best)
-                largest = deviations.amax(-1, keepdim=True)
-                lighter = masses * (1 - deviations / largest.clamp(min=torch.finfo(torch.float64).tiny))
+                lighter = _filtered(masses, deviations)
                 # No spread left means nothing to filter; a filter that leaves nobody is not applied either.
-                running = running & (largest.squeeze(-1) > 0) & (lighter.sum(-1) > 0)
+                running = running & (lighter != masses).any(-1) & (lighter.sum(-1) > 0)
                 masses = torch.where(running.unsqueeze(-1), lighter, masses)
                 running = running & (masses.sum(-1) > n - 2 * self.f)
         weights = best.to(updates.dtype)
