@@ -188,15 +188,26 @@ def loss_scores(losses: Tensor, mask: Tensor, *, bound: float | None = None) -> 
 
     .. math:: l_i = (f_i - \text{median}) / (1.48\ \max(\text{MAD}, 10^{-6}))
 
-    Median and MAD over `mask`; clipped to +-bound where one is given.
+    Median and MAD over the *distinct* losses of `mask`: equal losses are a kind of copy, and a large group of
+    attackers that report one value would otherwise make it the median and the MAD as small as they like.
+    Clipped to +-bound where one is given.
 
     >>> loss_scores(torch.tensor([1.0, 2.0, 3.0, 40.0]), torch.ones(4, dtype=torch.bool), bound=3)
     tensor([-1.0135, -0.3378,  0.3378,  3.0000])
     """
-    center = masked_median(losses, mask).unsqueeze(-1)
-    spread = masked_median((losses - center).abs(), mask).unsqueeze(-1).clamp(min=_MAD_FLOOR)
+    once = _first_of_equals(losses, mask)
+    center = masked_median(losses, once).unsqueeze(-1)
+    spread = masked_median((losses - center).abs(), once).unsqueeze(-1).clamp(min=_MAD_FLOOR)
     scores = (losses - center) / (_MAD_TO_SIGMA * spread)
     return scores if bound is None else scores.clamp(-bound, bound)
+
+
+def _first_of_equals(values: Tensor, mask: Tensor) -> Tensor:
+    """(..., n) bool: of the entries of `mask`, one of each value."""
+    ordered, order = torch.where(mask, values, torch.inf).sort(dim=-1, stable=True)
+    fresh = torch.ones_like(mask)
+    fresh[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    return mask & torch.zeros_like(mask).scatter(-1, order, fresh)
 
 
 def copy_clusters(updates: Tensor, factors: Tensor, radius: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

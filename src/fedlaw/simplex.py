@@ -78,10 +78,9 @@ def check_feasible(n: int, sparsity: int | Tensor, cap: float | Tensor) -> None:
     Traceback (most recent call last):
     ValueError: sparsity * cap must be at least 1, got 4 * 0.2 = 0.8: raise cap ...
     """
-    s, t = torch.broadcast_tensors(
-        torch.as_tensor(sparsity, dtype=torch.float64), torch.as_tensor(cap, dtype=torch.float64)
-    )
-    s, t = s.flatten(), t.flatten()
+    s = torch.as_tensor(sparsity, dtype=torch.float64)
+    t = torch.as_tensor(cap, dtype=torch.float64)
+    s, t = (s + torch.zeros_like(t)).flatten(), (t + torch.zeros_like(s)).flatten()
     outside = ~((s >= 1) & (s <= n))
     if bool(outside.any()):
         raise ValueError(f"sparsity must be from 1 to n = {n}, got {s[outside][0].item():g}")

@@ -25,6 +25,10 @@ SERVERS = {
     "bsum": "FedLAW-BSUM, the paper's baseline: weights from a linear program in the losses alone",
     "oracle": "Told who is malicious: the mean of the honest updates; the ceiling",
 }
+PRESET_WORDS = {
+    "hardened": "Judging by a core, with its measured defaults; it is not told how many attack (the default)",
+    "paper": "As published: the weight step of Algorithm 2; it is told the share of attackers (attackers=0.4)",
+}
 _OF_THE_EXPERIMENT = {"alpha": "lr", **{f.name: f.name for f in fields(Settings) if f.name != "alpha"}}
 del _OF_THE_EXPERIMENT["minimum_replies"]  # the one server setting that goes with the rule
 

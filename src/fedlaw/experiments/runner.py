@@ -9,22 +9,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from fedlaw import attacks, data, models
-from fedlaw._detection import Detection, detection
-from fedlaw.data import Examples
+from fedlaw import data
+from fedlaw._detection import Detection
 from fedlaw.experiments.description import Execution, Experiment
+from fedlaw.experiments.lab import Lab
 from fedlaw.results import RoundRecord, RunWriter, Store
-from fedlaw.server import FedLAW, RoundReport, Status
-from fedlaw.simulation import Jobs, LocalWork, evaluate, train
-from fedlaw.simulation.federation import Federation, Population, Stack, populate
-
-_ROOT_EXAMPLES = 100  # validation examples that a server with trusted data of its own trains on
-_STATUS_CODE = {status: code for code, status in enumerate(Status)}
-_PARTITION_STREAM, _MALICIOUS_STREAM = 1, 2
+from fedlaw.server import RoundReport
+from fedlaw.simulation.federation import Stack
 
 
 class Callback:
@@ -63,207 +54,6 @@ class RunResult:
     summary: dict[str, Any] = field(default_factory=dict)
 
 
-class Lab:
-    """One experiment, built: the federation, what it is evaluated on, and the records of its rounds."""
-
-    def __init__(self, experiment: Experiment, execution: Execution) -> None:
-        self.experiment, self.execution = experiment, execution
-        self.device = _device(execution.device)
-        loaded = data.load(experiment.dataset, data_dir=execution.data_dir, **experiment.dataset_settings)
-        prepared = data.prepare(
-            loaded, seed=experiment.seed, fractions=experiment.split, scaling=experiment.scaling
-        )
-        train_data, keys = prepared.train, prepared.keys
-        if experiment.examples is not None:
-            if experiment.examples > len(train_data.labels):
-                raise ValueError(
-                    f"examples must be at most the {len(train_data.labels)} training examples of "
-                    f"{experiment.dataset!r} (split {experiment.split}), got {experiment.examples}"
-                )
-            train_data = Examples(*(x[: experiment.examples] for x in train_data))  # a random order already
-            keys = None if keys is None else keys[: experiment.examples]
-        self.classes = prepared.classes
-        attack = attacks.parse(experiment.attack)
-        partition = data.partition(
-            experiment.partition,
-            train_data.labels.numpy(),
-            experiment.clients,
-            generator=np.random.default_rng([experiment.seed, _PARTITION_STREAM]),
-            classes=prepared.classes,
-            keys=keys,
-            **experiment.partition_settings,
-        )
-        listed = isinstance(experiment.malicious, tuple)
-        malicious = torch.from_numpy(
-            data.choose_malicious(
-                partition,
-                0 if listed else experiment.malicious_count,
-                how=experiment.malicious
-                if isinstance(experiment.malicious, tuple)
-                else experiment.malicious_choice,
-                generator=np.random.default_rng([experiment.seed, _MALICIOUS_STREAM]),
-            )
-        )
-        self.population: Population = populate(
-            train_data,
-            partition,
-            malicious,
-            attack,
-            classes=prepared.classes,
-            black=prepared.black,
-            seed=experiment.seed,
-        )
-        self.model = models.create(
-            experiment.model,
-            prepared.input_shape,
-            prepared.classes,
-            seed=experiment.seed,
-            **experiment.model_settings,
-        )
-        self.work = LocalWork(experiment.epochs, experiment.batch_size, experiment.lr, experiment.loss_point)
-        self._validation = self._there(prepared.validation)
-        self._test = self._there(prepared.test)
-        self._triggered = self._trigger(attack, prepared)
-        params = models.flatten(self.model).to(self.device)
-        server = experiment.server(
-            params, malicious.nonzero().flatten().tolist(), reference=self._reference()
-        )
-        self.federation = Federation(
-            server,
-            self.population,
-            self.model,
-            attack,
-            self.work,
-            dropout=experiment.dropout,
-            seed=experiment.seed,
-        )
-        self._began = time.perf_counter()
-
-    def _there(self, examples: Examples) -> Examples:
-        return Examples(examples.inputs.to(self.device), examples.labels.to(self.device))
-
-    def _trigger(self, attack: attacks.Attack, prepared: data.Prepared) -> Examples | None:
-        """Stamped test inputs whose true label is not the target, labelled with the target."""
-        crew = int(self.population.malicious.sum())
-        part = attack.member(0, crew) if crew else attack
-        while not isinstance(part, attacks.TargetedBackdoor) and isinstance(
-            getattr(part, "attack", None), attacks.Attack
-        ):
-            part = part.attack  # type: ignore[attr-defined]
-        if not isinstance(part, attacks.TargetedBackdoor):
-            return None
-        others = prepared.test.labels != part.target
-        stamped = part.trigger(prepared.test.inputs[others], black=prepared.black)
-        return self._there(Examples(stamped, torch.full((int(others.sum()),), part.target)))
-
-    def _reference(self) -> Any:
-        """For rules with trusted data of the server's own: an update trained on a few validation examples."""
-        root = min(_ROOT_EXAMPLES, len(self._validation.labels))
-        if not root:
-            return None
-        order = torch.arange(root, device=self.device).expand(1, self.work.epochs, root).contiguous()
-        jobs = Jobs(
-            torch.zeros(1, dtype=torch.int64, device=self.device),
-            order,
-            torch.tensor([root], device=self.device),
-        )
-
-        def update(round: int, params: Tensor) -> Tensor:
-            inputs, labels = self._validation
-            return train(self.model, params.unsqueeze(0), inputs, labels, jobs, self.work).updates[0]
-
-        return update
-
-    def setup(self) -> dict[str, Any]:
-        """What is fixed before round 1."""
-        people = self.population
-        fixed: dict[str, Any] = {
-            "malicious": people.malicious.numpy(),
-            "sizes": people.sizes.numpy(),
-            "parameters": len(self.federation.server.params),
-            "classes": self.classes,
-            "device": str(self.device),
-        }
-        return fixed if people.groups is None else fixed | {"groups": people.groups}
-
-    # -------------------------------------------------------------------------------------- records
-    def record(self, report: RoundReport) -> RoundRecord:
-        """The round that `report` ended, evaluated if it is time to."""
-        federation, people = self.federation, self.population
-        last = report.round == self.experiment.rounds
-        figures = self._evaluate() if last or report.round % self.experiment.evaluate_every == 0 else {}
-        found, wrong = self._detection(report)
-        counts: dict[str, Any] = {}
-        if found is not None:
-            counts = {
-                "true_positives": found.true_positives,
-                "false_positives": found.false_positives,
-                "true_negatives": found.true_negatives,
-                "false_negatives": found.false_negatives,
-                "minority_excluded": int((wrong & people.minority).sum()),
-            }
-        notes = list(report.notes)
-        if federation.diverged:
-            notes.append(
-                "training diverged: most honest updates are not finite; accuracy is scored as chance"
-            )
-        now = time.perf_counter()
-        seconds, self._began = now - self._began, now
-        honest = federation.honest_losses
-        return RoundRecord(
-            round=report.round,
-            phases=report.phases,
-            weights=_floats(report.weights),
-            statuses=np.array([_STATUS_CODE[status] for status, _ in report.statuses], np.int8),
-            exclusions=np.array([int(code) for _, code in report.statuses], np.int8),
-            alignment=_floats(report.reasons.get("alignment")),
-            loss_part=_floats(report.reasons.get("loss")),
-            score=_floats(report.reasons.get("score")),
-            losses=_floats(report.losses),
-            epsilon=None
-            if honest is None or not len(honest)
-            else float((honest - honest.mean()).abs().mean()),
-            asked=int(report.asked.sum()),
-            answered=int(report.answered.sum()),
-            bytes_up=federation.bytes_up,
-            bytes_down=federation.bytes_down,
-            skipped=report.skipped,
-            notes=notes,
-            refusals=[[r.client, r.phase, r.reason] for r in report.refusals],
-            seconds=seconds,
-            **figures,
-            **counts,
-        )
-
-    def _evaluate(self) -> dict[str, Any]:
-        params, chance = self.federation.server.params, 1 / self.classes
-
-        def figures(examples: Examples) -> tuple[float, float, list[float]]:
-            seen = evaluate(self.model, params, *examples, self.classes, threads=self.execution.threads)
-            if self.federation.diverged or not bool(seen.finite):
-                return chance, float("nan"), [chance] * self.classes
-            return float(seen.accuracy), float(seen.loss), seen.per_class.tolist()
-
-        accuracy, loss, per_class = figures(self._test)
-        found: dict[str, Any] = {"test_accuracy": accuracy, "test_loss": loss, "per_class": per_class}
-        if len(self._validation.labels):
-            found["validation_accuracy"], found["validation_loss"], _ = figures(self._validation)
-        if self._triggered is not None and len(self._triggered.labels):
-            found["attack_success"] = figures(self._triggered)[0]
-        return found
-
-    def _detection(self, report: RoundReport) -> tuple[Detection | None, Tensor]:
-        """Who is taken for malicious: after the freeze by weight, before it the excluded only."""
-        server, malicious = self.federation.server, self.population.malicious
-        if not isinstance(server, FedLAW):
-            return None, torch.zeros_like(malicious)
-        if server.frozen:
-            shown = server.weights.cpu()
-        else:
-            shown = torch.tensor([float(not code) for _, code in report.statuses], dtype=torch.float64)
-        return detection(shown, malicious), (shown <= 0.02 / len(shown)) & ~malicious
-
-
 def run(
     experiment: Experiment | None = None,
     /,
@@ -298,63 +88,104 @@ def run(
         experiment = Experiment(**settings)
     elif settings:
         experiment = experiment.replace(**settings)
+    return run_together([experiment], store=store, execution=execution, resume=resume, callbacks=callbacks)[0]
+
+
+def run_together(
+    experiments: Sequence[Experiment],
+    *,
+    store: str | os.PathLike[str] | None = None,
+    execution: Execution | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> list[RunResult]:
+    """Run experiments of one shape (model, local training) stacked into one program.
+
+    Each ends as it would alone (on a CPU to the last bit). Arguments are those of `run`; callbacks see the rounds
+    of all of them.
+    """
     execution = execution or Execution()
     with ExitStack() as opened:
-        lab = Lab(experiment, execution)  # before the store: what cannot be built leaves no trace
-        writer, records = None, []
-        if store is not None:
-            file = opened.enter_context(Store(store))
-            writer = file.begin(experiment, resume=resume)
-            if writer.checkpoint is not None:
-                lab.federation.server.load(writer.checkpoint)
-                records = file.records(experiment.id)
-            else:
-                writer.setup(**lab.setup())
-        for each in callbacks:
-            each.on_start(experiment, len(records), experiment.rounds, lab.setup())
+        loaded: dict[str, data.Dataset] = {}
+        labs = [Lab(each, execution, loaded) for each in experiments]  # what cannot be built leaves no trace
+        file = None if store is None else opened.enter_context(Store(store))
+        runs = [_Run(lab, file, resume) for lab in labs]
+        stack = Stack([lab.federation for lab in labs], backend=execution.backend, threads=execution.threads)
         try:
-            _rounds(lab, writer, records, callbacks, execution)
+            for run in runs:
+                for each in callbacks:
+                    each.on_start(
+                        run.lab.experiment, len(run.records), run.lab.experiment.rounds, run.lab.setup()
+                    )
+            by_federation = {id(run.lab.federation): run for run in runs}
+            while stepped := stack.step():
+                for federation, report in stepped:
+                    if report is not None:
+                        record = by_federation[id(federation)].note(report)
+                        for each in callbacks:
+                            each.on_round(record)
         except KeyboardInterrupt:
-            if writer is not None and not writer.ended:
-                server = lab.federation.server
-                writer.interrupt(server.round - 1, server.dump())
+            for run in runs:
+                run.interrupt()
             raise
         except Exception as error:
-            if writer is not None and not writer.ended:
-                writer.fail(f"{type(error).__name__}: {error}")
+            for run in runs:
+                run.fail(error)
             raise
-        summary = summarize(lab, records)
+        results = [run.finish() for run in runs]
+    for result in results:
+        for each in callbacks:
+            each.on_end(result)
+    return results
+
+
+class _Run:
+    """A lab and where its rounds are written down."""
+
+    def __init__(self, lab: Lab, file: Store | None, resume: bool) -> None:
+        self.lab = lab
+        self.records: list[RoundRecord] = []
+        self._saved = time.monotonic()
+        self._writer: RunWriter | None = None if file is None else file.begin(lab.experiment, resume=resume)
+        if file is None or self._writer is None:
+            return
+        if self._writer.checkpoint is None:
+            self._writer.setup(**lab.setup())
+        else:
+            lab.federation.server.load(self._writer.checkpoint)
+            self.records = file.records(lab.experiment.id)
+
+    def note(self, report: RoundReport) -> RoundRecord:
+        record = self.lab.record(report)
+        self.records.append(record)
+        if self._writer is not None:
+            self._writer.append(record)
+            if time.monotonic() - self._saved >= self.lab.execution.checkpoint_seconds:
+                self._writer.save(report.round, self.lab.federation.server.dump())
+                self._saved = time.monotonic()
+        return record
+
+    def interrupt(self) -> None:
+        if self._writer is not None and not self._writer.ended:
+            # What was recorded may be one round behind the server: an interruption can come between the two.
+            done = len(self.records)
+            server = self.lab.federation.server
+            if server.round == done + 1:
+                self._writer.interrupt(done, server.dump())
+            else:
+                self._writer.interrupt()
+
+    def fail(self, error: Exception) -> None:
+        if self._writer is not None and not self._writer.ended:
+            self._writer.fail(f"{type(error).__name__}: {error}")
+
+    def finish(self) -> RunResult:
+        summary = summarize(self.lab, self.records)
+        if self._writer is not None:
+            self._writer.finish(summary)
+        experiment = self.lab.experiment
         status = "diverged" if summary["diverged"] else "finished"
-        if writer is not None:
-            writer.finish(summary)
-    result = RunResult(experiment.id, experiment, status, records, lab.setup(), summary)
-    for each in callbacks:
-        each.on_end(result)
-    return result
-
-
-def _rounds(
-    lab: Lab,
-    writer: RunWriter | None,
-    records: list[RoundRecord],
-    callbacks: Sequence[Callback],
-    execution: Execution,
-) -> None:
-    stack = Stack([lab.federation], backend=execution.backend, threads=execution.threads)
-    saved = time.monotonic()
-    while not lab.federation.server.done:
-        for _, report in stack.step():
-            if report is None:
-                continue
-            record = lab.record(report)
-            records.append(record)
-            if writer is not None:
-                writer.append(record)
-                if time.monotonic() - saved >= execution.checkpoint_seconds:
-                    writer.save(report.round, lab.federation.server.dump())
-                    saved = time.monotonic()
-            for each in callbacks:
-                each.on_round(record)
+        return RunResult(experiment.id, experiment, status, self.records, self.lab.setup(), summary)
 
 
 def summarize(lab: Lab, records: list[RoundRecord]) -> dict[str, Any]:
@@ -390,17 +221,3 @@ def summarize(lab: Lab, records: list[RoundRecord]) -> dict[str, Any]:
 
 
 _COUNTS = (("true", "positives"), ("false", "positives"), ("true", "negatives"), ("false", "negatives"))
-
-
-def _floats(values: Tensor | None) -> Any:
-    return None if values is None else values.detach().cpu().numpy().astype(np.float32)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(
-            "device is 'cuda' and there is no GPU that torch can use: take device 'cpu' or 'auto'"
-        )
-    return torch.device(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -47,6 +47,14 @@ class Population:
         """Number of clients."""
         return len(self.sizes)
 
+    def to(self, device: torch.device) -> Population:
+        """The same with its data on `device`; who is malicious stays on the CPU, where it is looked up."""
+        moved = {
+            name: getattr(self, name).to(device)
+            for name in ("inputs", "labels", "clean", "poisoned", "sizes")
+        }
+        return replace(self, **moved)
+
     @property
     def minority(self) -> Tensor:
         """(n,) bool: honest clients whose label group is mostly malicious, the first to be taken for attackers."""
@@ -89,7 +97,11 @@ def populate(
         for rank, i in enumerate(malicious.nonzero().flatten().tolist()):
             mine = clean[i, : int(sizes[i])]
             x, y = attack.member(rank, crew).poison(
-                inputs[mine], labels[mine], classes=classes, black=black, generator=generator(seed, i, "poison")
+                inputs[mine],
+                labels[mine],
+                classes=classes,
+                black=black,
+                generator=generator(seed, i, "poison"),
             )
             if len(x) != len(mine) or len(y) != len(mine):
                 raise ValueError(f"attack {attack!r} changed the number of examples of a client")
@@ -134,7 +146,8 @@ class Federation:
     ) -> None:
         if work.lr != server.settings.alpha or work.loss_point != server.settings.loss_point:
             raise ValueError("the clients' learning rate and loss point must be the server's")
-        self.server, self.population, self.model = server, population, model
+        self.server, self.model = server, model
+        self.population = population.to(server.params.device)
         self.attack, self.work, self.dropout, self.seed = attack, work, dropout, seed
         self.bytes_up = self.bytes_down = 0  # of the round under way
         self.honest_losses: Tensor | None = None  # (h,) of the last phase
@@ -157,15 +170,16 @@ class Federation:
             asked = asked[drawn[asked] >= self.dropout]
         self._there = asked
         self._acting = self.attack.acting(request.round, people.malicious)
-        index = torch.where(self._acting.unsqueeze(-1), people.poisoned, people.clean)
+        device = people.sizes.device
+        index = torch.where(self._acting.to(device).unsqueeze(-1), people.poisoned, people.clean)
         shuffle = generator(self.seed, request.round, request.phase, "shuffle")
         # Drawn for the whole roster, so that who answers does not change in which order the others train.
-        order = shuffled(index, people.sizes, self.work.epochs, shuffle)[asked]
-        start = torch.zeros(len(asked), dtype=torch.int64)
+        order = shuffled(index, people.sizes, self.work.epochs, shuffle)[asked.to(device)]
+        start = torch.zeros(len(asked), dtype=torch.int64, device=device)
         numbers = len(request.params) * request.params.element_size()
         self.bytes_down += len(request.clients) * numbers
         self.bytes_up += len(asked) * (numbers + 2 * _NUMBER_BYTES)
-        return request.params, Jobs(start, order, people.sizes[asked])
+        return request.params, Jobs(start, order, people.sizes[asked.to(device)])
 
     def deliver(self, trained: Trained) -> RoundReport | None:
         """Forge what attackers forge, tell the server, end the phase."""
@@ -197,13 +211,14 @@ class Federation:
             rows = acting.nonzero().flatten().to(device)
             updates = updates.index_copy(0, rows, forged.updates.to(updates.dtype))
             losses = losses.index_copy(0, rows, forged.losses.to(losses.dtype))
-        counts = people.sizes[there].double()
+        counts = people.sizes[there.to(device)].double()
         self.server.tell(Replies(there.tolist(), updates, losses, counts))
         return self.server.end_phase()
 
     def _rule(self, there: Tensor) -> Callable[[Tensor], Tensor]:
         """What the server would make of updates (m, d) of those who answer, for attackers that search."""
-        server, counts = self.server, self.population.sizes[there].double()
+        server, sizes = self.server, self.population.sizes
+        counts = sizes[there.to(sizes.device)].double()
 
         def aggregate(updates: Tensor) -> Tensor:
             if isinstance(server, OnePhase):
@@ -233,15 +248,13 @@ class Stack:
             raise ValueError("experiments that are stacked must have the same model and local training")
         self.federations = list(federations)
         self.backend, self.threads = backend, threads
-        device = first.server.params.device
         pools = [f.population for f in federations]
         self._offsets = np.cumsum([0, *(len(pool.labels) for pool in pools)])[:-1].tolist()
-        self._inputs = (
-            torch.cat([p.inputs.to(device) for p in pools]) if len(pools) > 1 else pools[0].inputs.to(device)
-        )
-        self._labels = (
-            torch.cat([p.labels.to(device) for p in pools]) if len(pools) > 1 else pools[0].labels.to(device)
-        )
+        self._inputs, self._labels = pools[0].inputs, pools[0].labels
+        if len(pools) > 1:
+            self._inputs, self._labels = (
+                torch.cat([getattr(p, x) for p in pools]) for x in ("inputs", "labels")
+            )
 
     def step(self) -> list[tuple[Federation, RoundReport | None]]:
         """One phase of every experiment that is not done; who took it, and the report where a round ended."""
@@ -254,22 +267,19 @@ class Stack:
             parts.append(Jobs(jobs.start, order, jobs.sizes))
         if not live:
             return []
-        device = params[0].device
-        stacked = Jobs.stack(parts, rows=[1] * len(parts))
+        stacked, first = Jobs.stack(parts, rows=[1] * len(parts)), self.federations[0]
         if len(stacked):
-            on_device = Jobs(stacked.start.to(device), stacked.order.to(device), stacked.sizes.to(device))
-            first = self.federations[0]
             trained = train(
                 first.model,
                 torch.stack(params),
                 self._inputs,
                 self._labels,
-                on_device,
+                stacked,
                 first.work,
                 backend=self.backend,
                 threads=self.threads,
             )
-        else:
+        else:  # nobody answers anywhere
             trained = Trained(params[0].new_zeros(0, len(params[0])), params[0].new_zeros(0))
         out, at = [], 0
         for (federation, _), part in zip(live, parts, strict=True):
