@@ -239,6 +239,20 @@ def test_rows_need_not_be_contiguous(example: Example) -> None:
     close(call(example.rule, x).vector, call(example.rule, x.contiguous()).vector)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("example", ALL)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_accelerator_gives_the_same(example: Example, dtype: torch.dtype) -> None:
+    x = torch.stack([rows(seed, 13, 5) for seed in range(4)]).to(dtype)
+    here = call(example.rule, x)
+    there = call(example.rule, x.cuda(), reference=torch.ones((4, 5), dtype=dtype, device="cuda"))
+    assert there.vector.is_cuda
+    close(there.vector.cpu(), here.vector, 1e-3 if dtype == torch.float32 else 1e-7)
+    if here.weights is not None:
+        assert there.weights is not None
+        close(there.weights.cpu(), here.weights, 1e-3 if dtype == torch.float32 else 1e-7)
+
+
 # What a rule promises by its `invariants`.
 
 
