@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlaw.simulation import Jobs, LocalWork, Trained, shuffled, train
+from fedlaw.simulation import Backend, Jobs, LocalWork, Trained, shuffled, train
 
 # Awkward on purpose: sizes that are no multiple of anything, batches and layers that fill no cache line.
 SIZES = [37, 5, 61, 37, 20, 64, 1, 90, 33, 12, 37, 48]
@@ -46,18 +46,27 @@ def same(found: Trained, expected: Trained) -> bool:
     return torch.equal(found.updates, expected.updates) and torch.equal(found.losses, expected.losses)
 
 
-@pytest.mark.parametrize("batch_size", [16, 13])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("make", [mlp, cnn])
-def test_chunks_threads_and_company(make: object, dtype: torch.dtype, batch_size: int) -> None:
+@pytest.mark.parametrize(
+    ("backend", "make", "dtype", "batch_size"),
+    [
+        ("batched", mlp, torch.float32, 16),
+        ("batched", mlp, torch.float32, 13),
+        ("batched", mlp, torch.float64, 16),
+        ("batched", mlp, torch.float64, 13),
+        ("batched", cnn, torch.float32, 13),
+        ("vmap", mlp, torch.float32, 13),
+        ("vmap", cnn, torch.float64, 16),
+    ],
+)
+def test_chunks_threads_and_company(
+    backend: Backend, make: object, dtype: torch.dtype, batch_size: int
+) -> None:
     model: nn.Module = make()  # type: ignore[operator]
     params, inputs, labels, jobs = setting(make, 0, dtype)
     work = LocalWork(epochs=2, batch_size=batch_size, lr=0.05)
 
     def go(jobs: Jobs, threads: int = 1, chunk: int | None = None) -> Trained:
-        return train(
-            model, params, inputs, labels, jobs, work, backend="batched", threads=threads, chunk=chunk
-        )
+        return train(model, params, inputs, labels, jobs, work, backend=backend, threads=threads, chunk=chunk)
 
     expected = go(jobs)
     for chunk in (1, 2, 3, 4, 7, len(jobs)):
@@ -74,7 +83,7 @@ def test_chunks_threads_and_company(make: object, dtype: torch.dtype, batch_size
 
     # Stacked with another experiment: its own start, its own data.
     params2, inputs2, labels2, jobs2 = setting(make, 1, dtype)
-    expected2 = train(model, params2, inputs2, labels2, jobs2, work, backend="batched")
+    expected2 = train(model, params2, inputs2, labels2, jobs2, work, backend=backend)
     moved = torch.where(jobs2.order >= 0, jobs2.order + len(inputs), -1)
     both = train(
         model,
@@ -83,7 +92,7 @@ def test_chunks_threads_and_company(make: object, dtype: torch.dtype, batch_size
         torch.cat([labels, labels2]),
         Jobs.stack([jobs, Jobs(jobs2.start, moved, jobs2.sizes)], rows=[1, 1]),
         work,
-        backend="batched",
+        backend=backend,
         threads=2,
         chunk=5,
     )

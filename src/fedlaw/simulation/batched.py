@@ -53,6 +53,11 @@ class BatchedKernel:
         self._programs: dict[tuple[int, int, int], list[Layer]] = {}
 
     @staticmethod
+    def activations(model: nn.Module, examples: Tensor) -> int:
+        """Numbers that all layers together take in and put out, for one example."""
+        return sum(math.prod(part.shape) for part in read(model, tuple(examples.shape[1:])))
+
+    @staticmethod
     def stacks(model: nn.Module, device: torch.device) -> bool:
         """Whether jobs should step together: always, except convolutions on a CPU, which lose by it."""
         return device.type != "cpu" or not any(isinstance(module, nn.Conv2d) for module in model.modules())

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fedlaw.simulation.parallel import in_parallel
-from fedlaw.simulation.training import Backend, Kernel, activations, check_pool, kernel_for, stack_limit
+from fedlaw.simulation.training import Backend, Kernel, check_pool, kernel_for, stack_limit
 
 _CPU_BATCH_BYTES = 8 << 20  # of the intermediates of one batch
-_GPU_BATCH = 1024
+_LARGEST_BATCH = 1024
 
 
 class Evaluation(NamedTuple):
@@ -75,13 +75,13 @@ def evaluate(
     shape = tuple(inputs.shape[1:])
     kind = kernel_for(model, shape, backend)
     cpu = params.device.type == "cpu"
-    numbers = activations(model, inputs[:1])
     if batch is None:
-        batch = (
-            max(16, min(1024, _CPU_BATCH_BYTES // (numbers * params.element_size()))) if cpu else _GPU_BATCH
-        )
+        batch = _LARGEST_BATCH
+        if cpu:
+            each = kind.activations(model, inputs[:2]) * params.element_size()
+            batch = max(16, min(batch, _CPU_BATCH_BYTES // each))
     batch = min(batch, len(inputs))
-    models = 1 if cpu else min(len(stacked), stack_limit(stacked, numbers, batch))
+    models = 1 if cpu else min(len(stacked), stack_limit(kind, model, stacked, inputs, batch))
     starts = range(0, len(inputs), batch)
     hits = torch.zeros((len(stacked), len(starts), classes), dtype=torch.float64, device=params.device)
     losses = torch.zeros((len(stacked), len(starts)), dtype=torch.float64, device=params.device)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from fedlaw.models.vector import count_parameters
 from fedlaw.simulation.batched import BatchedKernel
-from fedlaw.simulation.functional import VmapKernel, dimension, train_sequential
+from fedlaw.simulation.functional import VmapKernel, train_sequential
 from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, schedule
 from fedlaw.simulation.parallel import in_parallel
 from fedlaw.simulation.reading import UnknownLayer, read
@@ -19,8 +19,14 @@ Backend = Literal["auto", "batched", "vmap", "sequential"]
 BACKENDS: tuple[Backend, ...] = ("auto", "batched", "vmap", "sequential")
 
 _CPU_CHUNK_BYTES = 4 << 20  # a chunk's parameters and intermediates should stay in a core's caches
+_LEAST_STEP = (
+    2_000_000  # parameters times examples: below it a step is all overhead, and threads only add to it
+)
 _GPU_MEMORY_SHARE = 0.4  # of the free memory, for one chunk's parameters and intermediates
 _TAIL_MULTIPLE = 8  # the last batch of an epoch is padded to a multiple of this many examples
+
+
+KernelKind = type[BatchedKernel] | type[VmapKernel]
 
 
 class Kernel(Protocol):
@@ -53,11 +59,12 @@ def train(
     - ``batched``: forward and backward written out as batched matrix products for a Sequential of Linear, ReLU,
       Flatten, Conv2d, GroupNorm, MaxPool2d; the fast one. On a CPU jobs go in chunks that fit the cache, one
       Python thread per core; convolutions go job by job. On a GPU all jobs go together, as far as memory lasts.
-    - ``vmap``: torch.func over any module whose control flow does not depend on the data.
+    - ``vmap``: torch.func, for any module whose control flow does not depend on the data; job by job on a CPU,
+      all jobs together on a GPU.
     - ``sequential``: the reference, an autograd loop.
     - ``auto``: batched where it knows all layers, else vmap.
 
-    On a CPU a job's result of ``batched`` is the same to the last bit whatever it is trained beside, in chunks of
+    On a CPU a job's result is the same to the last bit whatever it is trained beside, in chunks of
     whatever size, on however many threads.
 
     Args:
@@ -97,9 +104,7 @@ def train(
     return Trained(plan.updates, plan.losses)
 
 
-def kernel_for(
-    model: nn.Module, shape: tuple[int, ...], backend: Backend
-) -> type[BatchedKernel] | type[VmapKernel]:
+def kernel_for(model: nn.Module, shape: tuple[int, ...], backend: Backend) -> KernelKind:
     """The kernel that `backend` means for this model; UnknownLayer where batched cannot."""
     if backend == "vmap":
         return VmapKernel
@@ -118,7 +123,7 @@ class _Plan:
     def __init__(
         self,
         model: nn.Module,
-        kind: type[BatchedKernel] | type[VmapKernel],
+        kind: KernelKind,
         params: Tensor,
         inputs: Tensor,
         labels: Tensor,
@@ -144,7 +149,10 @@ class _Plan:
         if not self.together:
             return 1
         share = -(-len(self.jobs) // threads)
-        return min(share, stack_limit(self.params, activations(self.model, self.inputs[:1]), self.width))
+        least = -(-_LEAST_STEP // (self.params.shape[1] * self.width))
+        return min(
+            max(share, least), stack_limit(self.kind, self.model, self.params, self.inputs, self.width)
+        )
 
     def worker(self, chunk: int) -> Callable[[Tensor], None]:
         """What trains one chunk after the other, with buffers of its own."""
@@ -201,29 +209,14 @@ class _Plan:
         self.updates.index_copy_(0, rows, theta.sub_(kernel.flat(len(rows))).div_(work.lr))
 
 
-def stack_limit(params: Tensor, activations: int, width: int) -> int:
+def stack_limit(kind: KernelKind, model: nn.Module, params: Tensor, inputs: Tensor, width: int) -> int:
     """How many models (rows of `params`), with `width` examples each, should be held together: at least 1."""
-    each = (params.shape[1] + width * activations) * params.element_size()
+    numbers = params.shape[1] + width * kind.activations(model, inputs[:2])
+    each = numbers * params.element_size()
     if params.device.type == "cpu":
         return max(1, _CPU_CHUNK_BYTES // each)
     free = torch.cuda.mem_get_info(params.device)[0] if params.is_cuda else 4 << 30
     return max(1, int(free * _GPU_MEMORY_SHARE) // (2 * each))  # twice: every number has a gradient
-
-
-def activations(model: nn.Module, example: Tensor) -> int:
-    """Numbers that all layers together put out for one example."""
-    model = copy.deepcopy(model).to(example.device).eval()
-    count = example.numel()
-
-    def add(module: nn.Module, args: Any, output: Any) -> None:
-        nonlocal count
-        count += output.numel() if isinstance(output, Tensor) else 0
-
-    for module in model.modules():
-        module.register_forward_hook(add)
-    with torch.no_grad():
-        model.to(example.dtype if example.is_floating_point() else torch.float32)(example)
-    return count
 
 
 def _looks_across_examples(model: nn.Module) -> bool:
@@ -235,7 +228,7 @@ def _looks_across_examples(model: nn.Module) -> bool:
 
 def check_pool(model: nn.Module, params: Tensor, inputs: Tensor, labels: Tensor) -> None:
     """Refuse parameters and examples that do not fit the model or each other, in one line."""
-    d = dimension(model)
+    d = count_parameters(model)
     if params.ndim != 2 or params.shape[1] != d or not params.is_floating_point():
         raise ValueError(
             f"params must be floating-point (R, {d}) for this model, got {params.dtype} of {tuple(params.shape)}"
