@@ -244,8 +244,10 @@ def test_rows_need_not_be_contiguous(example: Example) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_an_accelerator_gives_the_same(example: Example, dtype: torch.dtype) -> None:
     x = torch.stack([rows(seed, 13, 5) for seed in range(4)]).to(dtype)
-    here = call(example.rule, x)
-    there = call(example.rule, x.cuda(), reference=torch.ones((4, 5), dtype=dtype, device="cuda"))
+    counts = torch.arange(1, 14).expand(4, 13)
+    reference = torch.ones((4, 5), dtype=dtype, device="cuda")
+    here = call(example.rule, x, counts=counts)
+    there = call(example.rule, x.cuda(), counts=counts.cuda(), reference=reference)
     assert there.vector.is_cuda
     close(there.vector.cpu(), here.vector, 1e-3 if dtype == torch.float32 else 1e-7)
     if here.weights is not None:

@@ -69,7 +69,8 @@ class Bucketing(PreAggregator):
         return -(-n // self.size)
 
     def carry_counts(self, counts: Tensor, weights: Tensor) -> Tensor:
-        return ((weights > 0).to(counts.dtype) @ counts.unsqueeze(-1)).squeeze(-1)
+        # A sum, not a product: accelerators multiply no integer matrices, and counts are integers.
+        return ((weights > 0) * counts.unsqueeze(-2)).sum(-1)
 
     def __call__(
         self,

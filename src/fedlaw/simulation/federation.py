@@ -14,6 +14,7 @@ from fedlaw._random import generator
 from fedlaw.attacks import Attack, View
 from fedlaw.data import Examples, Partition
 from fedlaw.models import layout
+from fedlaw.screening import screen
 from fedlaw.server import FedLAW, OnePhase, Oracle, Replies, Request, RoundReport, Server
 from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, shuffled
 from fedlaw.simulation.training import Backend, train
@@ -188,7 +189,7 @@ class Federation:
         updates, losses = trained.updates, trained.losses
         acting = self._acting[there]
         honest = ~people.malicious[there]
-        sound = torch.isfinite(losses).cpu() & torch.isfinite(updates).all(-1).cpu()
+        sound = (screen(updates, losses, None, needs_loss=True) == 0).cpu()
         self.diverged = bool(honest.any()) and int((sound & honest).sum()) * 2 < int(honest.sum())
         device = updates.device
         self.honest_losses = losses[honest.to(device)].double().cpu()
