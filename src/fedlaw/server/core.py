@@ -101,7 +101,7 @@ class Core:
     threshold: float = -0.03
     presence: float = 0.5
     quorum: float = 0.5
-    competence: float = 0.05
+    competence: float = 0.04
     count_cap: float = 2.0
     refresh_period: int = 0
     refresh_rounds: int = 5
