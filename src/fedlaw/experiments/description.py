@@ -36,7 +36,6 @@ class _Described(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
     def __init__(self, **given: Any) -> None:
-        """Validate `given`; a mistake is a DescriptionError of one line."""
         try:
             super().__init__(**given)
         except ValidationError as error:
@@ -100,6 +99,10 @@ class Experiment(_Described):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     evaluate_every: int = Field(default=1, ge=1, strict=True)
     seed: int = Field(default=0, ge=0, lt=1 << 63, strict=True)
+
+    def __init__(self, **settings: Any) -> None:
+        """Validate `settings`, the attributes and the short spellings; a mistake is a DescriptionError."""
+        super().__init__(**settings)
 
     # -------------------------------------------------------------------------------------- validation
     @model_validator(mode="before")
@@ -299,6 +302,10 @@ class Execution(_Described):
     device: str = Field(default="cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
     threads: int | None = Field(default=None, ge=1)
     checkpoint_seconds: float = Field(default=5.0, ge=0)
+
+    def __init__(self, **settings: Any) -> None:
+        """Validate `settings`; a mistake is a DescriptionError of one line."""
+        super().__init__(**settings)
 
 
 # ------------------------------------------------------------------------------------------ helpers

@@ -32,6 +32,8 @@ from fedlaw.results.store import DEFAULT, Store
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["Series", "comparison", "figure", "label", "plot", "save"]
+
 FORMATS = ("png", "pdf", "svg")
 
 
