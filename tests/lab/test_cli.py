@@ -15,7 +15,7 @@ import pytest
 from fedlaw import __version__, aggregators, attacks, cli, cli_run, cli_show, data, models
 from fedlaw.experiments import _specs, demo, runner
 from fedlaw.experiments.description import Execution, Experiment
-from fedlaw.results import RoundRecord, Store, load
+from fedlaw.results import RoundRecord, RunInfo, Store, load
 from fedlaw.server import PRESETS
 
 SMALL = ["--rounds", "3", "--examples", "300", "--clients", "6", "--rule", "mean", "--epochs", "1"]
@@ -153,31 +153,45 @@ def test_what_the_run_is_told_besides_its_description(
     assert seen["experiment"] == Experiment()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_ctrl_c_leaves_a_run_that_resumes_to_the_same_result(fedlaw: Any, tmp_path: Path) -> None:
-    flags = ["--rounds", "300", "--examples", "300", "--clients", "6", "--rule", "mean", "--epochs", "1"]
-    started = subprocess.Popen(
+def stopped(folder: Path, flags: list[str], by: signal.Signals) -> tuple[int, str]:
+    """A run in a process of its own, sent a signal as soon as it shows a round; exit code and stderr."""
+    process = subprocess.Popen(
         [sys.executable, "-m", "fedlaw", "run", *flags],
-        cwd=tmp_path,
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert started.stdout is not None
-    while not started.stdout.readline().startswith("round"):
-        assert started.poll() is None
-    started.send_signal(signal.SIGINT)
-    _, err = started.communicate()
-    assert started.returncode == 130
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("round"):
+        assert process.poll() is None
+    process.send_signal(by)
+    _, err = process.communicate()
+    return process.returncode, err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_killed_and_interrupted_a_run_resumes_to_the_same_result(fedlaw: Any, tmp_path: Path) -> None:
+    flags = ["--rounds", "300", "--examples", "300", "--clients", "6", "--rule", "mean", "--epochs", "1"]
+    flags += ["--checkpoint-seconds", "0"]
+
+    def left() -> RunInfo:
+        with Store(tmp_path / "fedlaw.sqlite", read_only=True) as store:
+            return store.resolve("last")
+
+    code, err = stopped(tmp_path, flags, signal.SIGKILL)
+    assert (code, err, left().status) == (-signal.SIGKILL, "", "interrupted")
+    killed = left().done
+    code, err = stopped(tmp_path, [*flags, "--resume"], signal.SIGINT)
+    assert code == 130
     assert err.startswith("fedlaw: interrupted after round")
     assert err.rstrip().endswith(" ".join(["fedlaw run", *flags, "--resume"]))
-    with Store(tmp_path / "fedlaw.sqlite", read_only=True) as store:
-        info = store.resolve("last")
-        assert info.status == "interrupted"
-        assert 0 < info.done < 300
+    assert left().status == "interrupted"
+    assert 0 < killed < left().done < 300
+    again = left().done + 1
     told = fedlaw("run", *flags, "--resume")
     assert told.code == 0
-    assert f"from round {info.done + 1} on" in told.out
+    assert f"from round {again} on" in told.out
     assert fedlaw("run", *flags, "--store", "whole.sqlite").code == 0
     a, b = (load(tmp_path / name) for name in ("fedlaw.sqlite", "whole.sqlite"))
     same = ["round", "test_accuracy", "test_loss", "validation_loss", "epsilon", "bytes_up"]
