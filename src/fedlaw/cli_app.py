@@ -16,7 +16,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     help="Federated learning that keeps working when some participants lie.",
 )
 data_app = typer.Typer(no_args_is_help=True, help="Data sets on disk.")

@@ -56,7 +56,9 @@ def run(
     seed: Annotated[int | None, _flag("Of everything that is drawn.", _TRAINING)] = None,
     store: Annotated[Path, _flag("Results file.", _RUN)] = STORE,
     resume: Annotated[bool, _flag("Go on with an interrupted run.", _RUN, "--resume")] = False,
-    describe: Annotated[bool, _flag("Print the whole description and stop.", _RUN, "--describe")] = False,
+    describe: Annotated[
+        bool, _flag("Print every setting with its value, and stop.", _RUN, "--describe")
+    ] = False,
     data_dir: Annotated[Path | None, _flag("Folder of data files; else FEDLAW_DATA.", _RUN)] = None,
     backend: Annotated[str | None, _flag("auto, batched, vmap or sequential.", _RUN)] = None,
     device: Annotated[str | None, _flag("cpu, cuda or auto.", _RUN)] = None,

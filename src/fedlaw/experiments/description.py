@@ -308,7 +308,6 @@ class Execution(_Described):
         super().__init__(**settings)
 
 
-# ------------------------------------------------------------------------------------------ helpers
 def _one_line(error: ValidationError, model: type[BaseModel]) -> str:
     """The first mistake, named by its setting."""
     first = error.errors()[0]
