@@ -89,13 +89,13 @@ def main() -> None:
     seconds = compare(contestants, args.repeats)
     first = min(next(iter(seconds.values())))
     reference = next(iter(contestants.values()))()
-    print(f"{'':12}{'s/round':>9}{'median':>9}{'us/example':>12}{'ratio':>7}{'largest difference':>20}")
+    print(f"{'':12}{'s/round':>9}{'median':>9}{'us/example':>12}{'ratio':>7}{'difference':>12}")
     for name, each in seconds.items():
         best, median = min(each), sorted(each)[len(each) // 2]
         found = contestants[name]()
-        off = (found.updates - reference.updates).abs().max() / reference.updates.abs().max()
+        off = (found.updates - reference.updates).norm() / reference.updates.norm()
         per_example = 1e6 * best / (examples * work.epochs)
-        print(f"{name:12}{best:9.3f}{median:9.3f}{per_example:12.2f}{first / best:7.2f}{off:20.1e}")
+        print(f"{name:12}{best:9.3f}{median:9.3f}{per_example:12.2f}{first / best:7.2f}{off:12.1e}")
 
 
 if __name__ == "__main__":

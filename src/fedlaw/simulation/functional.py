@@ -15,22 +15,22 @@ from fedlaw.simulation.jobs import Jobs, LocalWork, Trained
 
 
 class VmapKernel:
-    """k copies of any module, each with parameters of its own, stepped by torch.func: vmap over grad.
+    """k copies of any module, each with parameters of its own: several by torch.func, one by plain autograd.
 
     Local training is in training mode, scores are in evaluation mode; floating buffers are each job's own.
     The arguments and the methods are those of BatchedKernel.
     """
 
     def __init__(self, model: nn.Module, shape: tuple[int, ...], jobs: int, width: int, like: Tensor) -> None:
-        # functional_call swaps the module's tensors while it runs: two threads must not share a module.
-        self._model = copy.deepcopy(model).to(like.device)
+        # A copy, since each thread puts its own jobs' tensors into it.
+        self._model = copy.deepcopy(model).to(like.device, like.dtype)
         self._slots = layout(model)
         self._state = {
             slot.name: torch.zeros((jobs, *slot.shape), dtype=like.dtype, device=like.device)
             for slot in self._slots
         }
-        self._trained = [name for name, p in model.named_parameters() if p.requires_grad]
-        self._gradient = grad(self._loss)
+        self._tensors = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        self._trained = [name for name, p in self._model.named_parameters() if p.requires_grad]
 
     @staticmethod
     def activations(model: nn.Module, examples: Tensor) -> int:
@@ -63,13 +63,19 @@ class VmapKernel:
 
     def step(self, lo: int, x: Tensor, y: Tensor, weight: Tensor, lr: float) -> None:
         self._model.train()
-        k = len(x)
-        state = {name: tensor[lo] if k == 1 else tensor[lo : lo + k] for name, tensor in self._state.items()}
-        trained = {name: state.pop(name) for name in self._trained}
-        if k == 1:
-            gradients = self._gradient(trained, state, x[0], y[0], weight[0])
+        if len(x) == 1:
+            self._become(lo)
+            trained = {name: self._tensors[name] for name in self._trained}
+            with torch.enable_grad():
+                loss = (cross_entropy(self._model(x[0]), y[0], reduction="none") * weight[0]).sum()
+            found = torch.autograd.grad(
+                loss, list(trained.values()), allow_unused=True, materialize_grads=True
+            )
+            gradients = dict(zip(trained, found, strict=True))
         else:
-            gradients = vmap(self._gradient)(trained, state, x, y, weight)
+            state = self._jobs(lo, len(x))
+            trained = {name: state.pop(name) for name in self._trained}
+            gradients = vmap(grad(self._loss))(trained, state, x, y, weight)
         for name, gradient in gradients.items():
             trained[name].sub_(gradient, alpha=lr)
 
@@ -78,13 +84,20 @@ class VmapKernel:
 
     def scores(self, lo: int, x: Tensor) -> Tensor:
         self._model.eval()
-        k = len(x)
-        if k == 1:
-            return self._call({name: tensor[lo] for name, tensor in self._state.items()}, x[0]).unsqueeze(0)
-        scores: Tensor = vmap(self._call)(
-            {name: tensor[lo : lo + k] for name, tensor in self._state.items()}, x
-        )
+        if len(x) == 1:
+            self._become(lo)
+            alone: Tensor = self._model(x[0])
+            return alone.unsqueeze(0)
+        scores: Tensor = vmap(self._call)(self._jobs(lo, len(x)), x)
         return scores
+
+    def _become(self, job: int) -> None:
+        """Let the module's tensors be those of one job: what moves them moves the job's."""
+        for name, tensor in self._tensors.items():
+            tensor.data = self._state[name][job]
+
+    def _jobs(self, lo: int, k: int) -> dict[str, Tensor]:
+        return {name: tensor[lo : lo + k] for name, tensor in self._state.items()}
 
     def _call(self, state: dict[str, Tensor], x: Tensor) -> Tensor:
         scores: Tensor = functional_call(self._model, state, (x,))
