@@ -1,0 +1,1 @@
+"""Handwritten digits, five nodes, two of them malicious."""
