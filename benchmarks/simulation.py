@@ -18,8 +18,9 @@ import torch
 from _common import compare, machine
 from torch import Tensor, nn
 
+from fedlaw._random import generator
 from fedlaw.models import cnn, flatten, mlp
-from fedlaw.simulation import Jobs, LocalWork, Trained, generator, shuffled, train
+from fedlaw.simulation import Jobs, LocalWork, Trained, shuffled, train
 
 
 def plain_loop(

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlaw.simulation import evaluate, generator
+from fedlaw._random import generator
+from fedlaw.simulation import evaluate
 
 
 def mlp() -> nn.Module:

@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlaw.experiments.description import Execution, Experiment
-from fedlaw.experiments.lab import Lab
-from fedlaw.experiments.runner import RunResult, summarize
+from fedlaw.experiments.description import Experiment
+from fedlaw.experiments.runner import Callback, RunResult, run_together
 from fedlaw.report.run import Series, comparison, label, save
 from fedlaw.results import RoundRecord
-from fedlaw.simulation.federation import Stack
 
-ATTACK = "label_flip"
+# Chosen by measurement: here all attackers and no honest client were shut out with seeds 0 to 9. With label
+# flippers in place of inverted gradients in nine of the ten: try `fedlaw demo --attack label_flip --seed 4`.
+ATTACK = "inverse_gradient"
+HIDDEN = [64]
 SHARE = 0.4  # of the clients attack
 PICTURE = "fedlaw-demo.png"
 
@@ -28,7 +29,7 @@ def experiments(*, seed: int, rounds: int, clients: int, attack: Any = ATTACK) -
     """
     base = Experiment(
         dataset="digits",
-        model_settings={"hidden": [32]},
+        model_settings={"hidden": HIDDEN},
         clients=clients,
         q=0.6,
         attack=attack,
@@ -45,38 +46,34 @@ def experiments(*, seed: int, rounds: int, clients: int, attack: Any = ATTACK) -
     }
 
 
-def side_by_side(
-    described: Mapping[str, Experiment], watch: Watch | None = None, execution: Execution | None = None
-) -> dict[str, RunResult]:
+def side_by_side(described: Mapping[str, Experiment], watch: Watch | None = None) -> dict[str, RunResult]:
     """Run several experiments of one shape in step, in one program.
 
     Args:
         described: experiments with the same model and local training, by name.
         watch: called as watch(name, record, setup) after every round of each.
-        execution: device, backend, data.
     """
-    execution = execution or Execution()
-    labs = {name: Lab(experiment, execution) for name, experiment in described.items()}
-    setups = {name: lab.setup() for name, lab in labs.items()}
-    owner = {id(lab.federation): name for name, lab in labs.items()}
-    records: dict[str, list[RoundRecord]] = {name: [] for name in labs}
-    federations = [lab.federation for lab in labs.values()]
-    stack = Stack(federations, backend=execution.backend, threads=execution.threads)
-    while stepped := stack.step():
-        for federation, report in stepped:
-            if report is not None:
-                name = owner[id(federation)]
-                records[name].append(labs[name].record(report))
-                if watch is not None:
-                    watch(name, records[name][-1], setups[name])
-    results = {}
-    for name, lab in labs.items():
-        summary = summarize(lab, records[name])
-        status = "diverged" if summary["diverged"] else "finished"
-        results[name] = RunResult(
-            lab.experiment.id, lab.experiment, status, records[name], setups[name], summary
-        )
-    return results
+    names = {experiment.id: name for name, experiment in described.items()}
+
+    def watchers(experiment: Experiment) -> list[Callback]:
+        return [] if watch is None else [_Watcher(names[experiment.id], watch)]
+
+    return dict(zip(described, run_together(list(described.values()), callbacks=watchers), strict=True))
+
+
+class _Watcher(Callback):
+    """Hands a run's rounds on under its name."""
+
+    def __init__(self, name: str, watch: Watch) -> None:
+        self._name, self._watch = name, watch
+
+    def on_start(
+        self, experiment: Experiment, done_rounds: int, total_rounds: int, setup: dict[str, Any]
+    ) -> None:
+        self._setup = setup
+
+    def on_round(self, record: RoundRecord) -> None:
+        self._watch(self._name, record, self._setup)
 
 
 def verdict(results: Mapping[str, RunResult]) -> str:

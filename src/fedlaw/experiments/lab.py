@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlaw import attacks, data, models
+from fedlaw import aggregators, attacks, data, models
 from fedlaw._detection import Detection, detection
 from fedlaw.data import Examples
+from fedlaw.experiments._specs import SERVERS
 from fedlaw.experiments.description import Execution, Experiment
 from fedlaw.results import RoundRecord
 from fedlaw.server import FedLAW, RoundReport, Status
@@ -126,7 +128,7 @@ class Lab:
     def _reference(self) -> Any:
         """For rules with trusted data of the server's own: an update trained on a few validation examples."""
         root = min(_ROOT_EXAMPLES, len(self._validation.labels))
-        if not root:
+        if not root or not _may_compare(self.experiment.rule):
             return None
         order = torch.arange(root, device=self.device).expand(1, self.work.epochs, root).contiguous()
         jobs = Jobs(
@@ -229,6 +231,18 @@ class Lab:
         else:
             shown = torch.tensor([float(not code) for _, code in report.statuses], dtype=torch.float64)
         return detection(shown, malicious), (shown <= 0.02 / len(shown)) & ~malicious
+
+
+def _may_compare(rule: Mapping[str, Any]) -> bool:
+    """Whether a rule may look at an update that the server trusts. Training one costs: most of ours never do."""
+    if "stages" in rule:
+        return any(_may_compare(stage) for stage in rule["stages"])
+    if rule["name"] in SERVERS:
+        return False
+    made = aggregators.registry.factory(rule["name"])
+    if not made.__module__.startswith("fedlaw.aggregators"):
+        return True
+    return rule["name"] == "fltrust" or rule.get("pivot") == "reference"
 
 
 def _floats(values: Tensor | None) -> Any:

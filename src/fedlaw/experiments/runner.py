@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,12 +97,12 @@ def run_together(
     store: str | os.PathLike[str] | None = None,
     execution: Execution | None = None,
     resume: bool = False,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback] | Callable[[Experiment], Sequence[Callback]] = (),
 ) -> list[RunResult]:
     """Run experiments of one shape (model, local training) stacked into one program.
 
-    Each ends as it would alone (on a CPU to the last bit). Arguments are those of `run`; callbacks see the rounds
-    of all of them.
+    Each ends as it would alone (on a CPU to the last bit). Arguments are those of `run`, but `callbacks` may also
+    be a function that gives each experiment callbacks of its own.
     """
     execution = execution or Execution()
     with ExitStack() as opened:
@@ -113,17 +113,12 @@ def run_together(
         stack = Stack([lab.federation for lab in labs], backend=execution.backend, threads=execution.threads)
         try:
             for run in runs:
-                for each in callbacks:
-                    each.on_start(
-                        run.lab.experiment, len(run.records), run.lab.experiment.rounds, run.lab.setup()
-                    )
+                run.begin(callbacks(run.lab.experiment) if callable(callbacks) else callbacks)
             by_federation = {id(run.lab.federation): run for run in runs}
             while stepped := stack.step():
                 for federation, report in stepped:
                     if report is not None:
-                        record = by_federation[id(federation)].note(report)
-                        for each in callbacks:
-                            each.on_round(record)
+                        by_federation[id(federation)].note(report)
         except KeyboardInterrupt:
             for run in runs:
                 run.interrupt()
@@ -132,11 +127,7 @@ def run_together(
             for run in runs:
                 run.fail(error)
             raise
-        results = [run.finish() for run in runs]
-    for result in results:
-        for each in callbacks:
-            each.on_end(result)
-    return results
+        return [run.finish() for run in runs]
 
 
 class _Run:
@@ -155,7 +146,13 @@ class _Run:
             lab.federation.server.load(self._writer.checkpoint)
             self.records = file.records(lab.experiment.id)
 
-    def note(self, report: RoundReport) -> RoundRecord:
+    def begin(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = callbacks
+        experiment = self.lab.experiment
+        for each in callbacks:
+            each.on_start(experiment, len(self.records), experiment.rounds, self.lab.setup())
+
+    def note(self, report: RoundReport) -> None:
         record = self.lab.record(report)
         self.records.append(record)
         if self._writer is not None:
@@ -163,7 +160,8 @@ class _Run:
             if time.monotonic() - self._saved >= self.lab.execution.checkpoint_seconds:
                 self._writer.save(report.round, self.lab.federation.server.dump())
                 self._saved = time.monotonic()
-        return record
+        for each in self._callbacks:
+            each.on_round(record)
 
     def interrupt(self) -> None:
         if self._writer is not None and not self._writer.ended:
@@ -185,7 +183,10 @@ class _Run:
             self._writer.finish(summary)
         experiment = self.lab.experiment
         status = "diverged" if summary["diverged"] else "finished"
-        return RunResult(experiment.id, experiment, status, self.records, self.lab.setup(), summary)
+        result = RunResult(experiment.id, experiment, status, self.records, self.lab.setup(), summary)
+        for each in self._callbacks:
+            each.on_end(result)
+        return result
 
 
 def summarize(lab: Lab, records: list[RoundRecord]) -> dict[str, Any]:

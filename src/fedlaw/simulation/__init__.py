@@ -1,8 +1,7 @@
-"""Local training of all clients at once, evaluation, and the random streams of a run."""
+"""Local training of all clients at once, and evaluation."""
 
 from fedlaw.simulation.evaluation import Evaluation, evaluate
 from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, shuffled
-from fedlaw.simulation.streams import generator
 from fedlaw.simulation.training import BACKENDS, Backend, train
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "LocalWork",
     "Trained",
     "evaluate",
-    "generator",
     "shuffled",
     "train",
 ]
