@@ -16,11 +16,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fedlaw.server.base import RoundReport, Server, Settings
+from fedlaw.server.base import Server
 from fedlaw.server.core import Core
 from fedlaw.server.judge import Exclusion, Status
 from fedlaw.server.one_phase import OnePhase, Oracle
-from fedlaw.server.protocol import ClientId, Refusal, Replies, Reply, Request
+from fedlaw.server.protocol import ClientId, Refusal, Replies, Reply, Request, RoundReport, Settings
 from fedlaw.server.published import LinearProgram, Published
 from fedlaw.server.two_phase import BSUM, PRESETS, FedLAW, preset
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,72 +17,7 @@ from fedlaw._random import generator
 from fedlaw.screening import Reason
 from fedlaw.server import state as checkpoint
 from fedlaw.server.judge import Exclusion, Status
-from fedlaw.server.protocol import ClientId, LossPoint, Refusal, Replies, Reply, Request
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What every server is told, whatever its rule.
-
-    Attributes:
-        rounds: number of model updates.
-        alpha: step size of the model, the clients' local learning rate.
-        loss_point: where clients take their loss: "before" or "after" local training.
-        participation: share of the eligible clients that is asked each round, drawn anew.
-        minimum_replies: fewest usable replies a phase may end with; under it the round is skipped.
-        seed: of the draws the server makes (participation, rules that draw).
-    """
-
-    rounds: int = 200
-    alpha: float = 0.01
-    loss_point: LossPoint = "after"
-    participation: float = 1.0
-    minimum_replies: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
-        if not self.alpha > 0:
-            raise ValueError(f"alpha must be over 0, got {self.alpha}")
-        if self.loss_point not in ("before", "after"):
-            raise ValueError(f"loss_point must be 'before' or 'after', got {self.loss_point!r}")
-        if not 0 < self.participation <= 1:
-            raise ValueError(f"participation must be over 0 and at most 1, got {self.participation}")
-        if self.minimum_replies < 1:
-            raise ValueError(f"minimum_replies must be at least 1, got {self.minimum_replies}")
-
-
-@dataclass(frozen=True)
-class RoundReport:
-    """What a round came to.
-
-    Attributes:
-        round: its number, from 1.
-        phases: how many exchanges it had.
-        asked: (n,) bool. answered: (n,) bool, usable replies in every phase.
-        weights: (n,) float64, the weights of the step, before absent mass is lost; None where the rule works per
-            coordinate.
-        statuses: per client, with the reason of an exclusion.
-        reasons: per client (n,), the parts its weight was made of ("alignment", "loss", "score"); empty in rounds
-            in which no weight was learned.
-        losses: (n,) float64 losses as told in the last phase that asked for them, NaN elsewhere.
-        skipped: why the model was left as it was; None: it was not.
-        notes: sentences for the operator.
-        refusals: replies refused in this round.
-    """
-
-    round: int
-    phases: int
-    asked: Tensor
-    answered: Tensor
-    weights: Tensor | None
-    statuses: tuple[tuple[Status, Exclusion], ...]
-    reasons: dict[str, Tensor]
-    losses: Tensor
-    skipped: str | None
-    notes: tuple[str, ...]
-    refusals: tuple[Refusal, ...]
+from fedlaw.server.protocol import ClientId, Refusal, Replies, Reply, Request, RoundReport, Settings
 
 
 class Server(ABC):

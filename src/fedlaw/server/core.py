@@ -34,6 +34,7 @@ from fedlaw.server.core_math import (
     windowed_mean,
     worst,
 )
+from fedlaw.server.core_settings import CoreSettings
 from fedlaw.server.judge import (
     Arrived,
     Evidence,
@@ -42,111 +43,18 @@ from fedlaw.server.judge import (
     Status,
     Verdict,
     at_least,
+    refreshing,
     share,
 )
 
 
 @dataclass(frozen=True)
-class Core:
-    """Settings of core judging. The defaults are those of preset `hardened`.
-
-    Attributes:
-        attackers_below: the share of clients that may be malicious, all that has to be known: the core has
-            n - floor(share * n) seats, and never are more than floor(share * n) clients shut out.
-        judged_rounds: rounds with two phases before the freeze; None: min(80, 0.4 of all rounds).
-        window: own answered rounds whose mean cosine decides at the freeze; None: 3/8 of the judged rounds.
-        decay: what the accumulated score is multiplied by each round, from round 3 on.
-        loss_weight: lambda, weight of the loss score against the cosine.
-        loss_bound: loss scores are clipped to plus or minus this.
-        strike_ratio: a norm over this many median norms is a strike.
-        strikes_allowed: strikes that are forgiven.
-        copy_ratio: updates closer than this share of the median norm are near-identical.
-        copy_share, copy_least: a cluster of copies counts from max(copy_least, ceil(copy_share * n)) on.
-        sittings_allowed: how often a cluster sits out before it is excluded.
-        too_good_from, too_good_to: own answered rounds whose mean cosine the too-good check takes.
-        too_good_gap: width of the gap above which a group is too good to be true.
-        too_good_share, too_good_least, too_good_most: size of such a group: max(too_good_least,
-            ceil(too_good_share * n)) to floor(too_good_most * n).
-        threshold: windowed cosine above which a client outside the core is admitted at the freeze.
-        presence: share of the judged rounds it was asked in that a client must have been scored in.
-        quorum: share of the core that must answer, or the round is skipped.
-        competence: median windowed cosine of the core under which its verdict is reported as no evidence.
-        count_cap: example counts are bounded by this many median counts in the final weights.
-        refresh_period: rounds from one refresh to the next after the freeze; 0: none.
-        refresh_rounds: two-phase rounds of one refresh.
-        refresh_bursts: refreshes in a row above the threshold before an outsider joins.
+class Core(CoreSettings):
+    """Judging by a core; the settings are those of `CoreSettings`, their defaults those of preset `hardened`.
 
     >>> Core().bind(n=200, rounds=200).judged_rounds
     80
     """
-
-    attackers_below: float = 0.45
-    judged_rounds: int | None = None
-    window: int | None = None
-    decay: float = 0.95
-    loss_weight: float = 0.03
-    loss_bound: float = 3.0
-    strike_ratio: float = 5.0
-    strikes_allowed: int = 1
-    copy_ratio: float = 0.05
-    copy_share: float = 0.03
-    copy_least: int = 3
-    sittings_allowed: int = 1
-    too_good_from: int = 4
-    too_good_to: int = 10
-    too_good_gap: float = 0.12
-    too_good_share: float = 0.03
-    too_good_least: int = 2
-    too_good_most: float = 0.49
-    threshold: float = -0.03
-    presence: float = 0.5
-    quorum: float = 0.5
-    competence: float = 0.04
-    count_cap: float = 2.0
-    refresh_period: int = 0
-    refresh_rounds: int = 5
-    refresh_bursts: int = 2
-
-    def __post_init__(self) -> None:
-        if not 0 < self.attackers_below < 0.5:
-            raise ValueError(f"attackers_below must be over 0 and under 0.5, got {self.attackers_below}")
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"decay must be over 0 and at most 1, got {self.decay}")
-        if not 0 <= self.presence <= 1 or not 0 <= self.quorum <= 1:
-            raise ValueError(
-                f"presence and quorum must be from 0 to 1, got {self.presence} and {self.quorum}"
-            )
-        if not 1 <= self.too_good_from <= self.too_good_to:
-            raise ValueError(
-                f"too_good_from must be from 1 to too_good_to = {self.too_good_to}, got {self.too_good_from}"
-            )
-        if self.strike_ratio < 1 or self.copy_ratio < 0 or self.loss_bound <= 0 or self.count_cap < 1:
-            raise ValueError(
-                "strike_ratio and count_cap must be at least 1, copy_ratio at least 0 and loss_bound over 0, got "
-                f"{self.strike_ratio}, {self.count_cap}, {self.copy_ratio} and {self.loss_bound}"
-            )
-        for name in ("judged_rounds", "window"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1 or None, got {value}")
-        if self.refresh_period and not 1 <= self.refresh_rounds <= self.refresh_period:
-            raise ValueError(
-                f"refresh_rounds must be from 1 to refresh_period = {self.refresh_period}, "
-                f"got {self.refresh_rounds}"
-            )
-
-    # -------------------------------------------------------------------------------------- set-up
-    def bind(self, n: int, rounds: int) -> Core:
-        """The settings with `judged_rounds` and `window` resolved for n clients and `rounds` rounds."""
-        judged = self.judged_rounds or max(1, min(80, share(0.4, rounds)))
-        window = self.window or max(1, 3 * judged // 8)
-        if judged > rounds:
-            raise ValueError(f"judged_rounds must be at most rounds = {rounds}, got {judged}")
-        return replace(self, judged_rounds=judged, window=min(window, judged))
-
-    def most_out(self, n: int) -> int:
-        """How many of n clients may be shut out at most: floor(attackers_below * n)."""
-        return share(self.attackers_below, n)
 
     def start(self, n: int, like: Tensor) -> CoreState:
         """The state before round 1: everybody is the core."""
@@ -171,9 +79,7 @@ class Core:
 
     def in_burst(self, state: CoreState) -> bool:
         """Whether the coming round belongs to a refresh: the last `refresh_rounds` of every period."""
-        if not self.refresh_period or not self.frozen(state):
-            return False
-        return int(state.since) % self.refresh_period >= self.refresh_period - self.refresh_rounds
+        return self.frozen(state) and refreshing(int(state.since), self.refresh_period, self.refresh_rounds)
 
     def phases(self, state: CoreState) -> int:
         """Two while judging and in a refresh, one otherwise."""

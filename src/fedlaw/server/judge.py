@@ -160,3 +160,12 @@ def share(fraction: float, n: int) -> int:
 def at_least(fraction: float, n: int) -> int:
     """ceil(fraction * n), safe from 0.07 * 100 = 7.000000000000001."""
     return math.ceil(fraction * n - 1e-9)
+
+
+def refreshing(since: int, period: int, rounds: int) -> bool:
+    """Whether the round `since` rounds after the freeze belongs to a refresh: the last `rounds` of every period.
+
+    >>> [refreshing(since, period=5, rounds=2) for since in range(6)]
+    [False, False, False, True, True, False]
+    """
+    return period > 0 and since % period >= period - rounds

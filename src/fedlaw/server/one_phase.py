@@ -11,9 +11,9 @@ from torch import Tensor
 from fedlaw._linalg import weighted_sum
 from fedlaw._random import generator
 from fedlaw.aggregators.base import PreAggregator, Rule, TooFewUpdates
-from fedlaw.server.base import RoundReport, Server, Settings
+from fedlaw.server.base import Server
 from fedlaw.server.judge import Exclusion, Status
-from fedlaw.server.protocol import ClientId
+from fedlaw.server.protocol import ClientId, RoundReport, Settings
 
 Unit = Literal["gradient", "parameter"]
 

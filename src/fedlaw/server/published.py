@@ -17,7 +17,7 @@ from torch import Tensor
 from fedlaw._linalg import clip_factors
 from fedlaw.screening import clip_to_median, copy_clusters, loss_scores, masked_median
 from fedlaw.server.core_math import rank, worst
-from fedlaw.server.judge import Arrived, Evidence, Examined, Exclusion, Status, Verdict, share
+from fedlaw.server.judge import Arrived, Evidence, Examined, Exclusion, Status, Verdict, refreshing, share
 from fedlaw.simplex import check_feasible, project_unchecked
 
 
@@ -38,8 +38,8 @@ class PublishedState:
 
 
 @dataclass(frozen=True)
-class _Learned(ABC):
-    """What the published step and BSUM share.
+class Learned(ABC):
+    """Settings that the published step and BSUM share.
 
     Attributes:
         attackers: share of clients assumed malicious: sparsity is n - floor(share * n).
@@ -134,9 +134,7 @@ class _Learned(ABC):
 
     def in_burst(self, state: PublishedState) -> bool:
         """Whether the coming round belongs to a refresh: the last `refresh_rounds` of every period."""
-        if not self.refresh_period or not self.frozen(state):
-            return False
-        return int(state.since) % self.refresh_period >= self.refresh_period - self.refresh_rounds
+        return self.frozen(state) and refreshing(int(state.since), self.refresh_period, self.refresh_rounds)
 
     def phases(self, state: PublishedState) -> int:
         """Two while weights are learned, one otherwise."""
@@ -223,19 +221,16 @@ class _Learned(ABC):
 
 
 @dataclass(frozen=True)
-class Published(_Learned):
-    __doc__ = (
-        (_Learned.__doc__ or "").replace(
-            "What the published step and BSUM share.", "Settings of the published weight step (Algorithm 2)."
-        )
-        + """
+class Published(Learned):
+    """Settings of the published weight step (Algorithm 2); those of `Learned`, and two more.
+
+    Attributes:
         beta: step size of the weights.
         beta_power: p of the Robbins-Monro schedule beta_k = beta / k^p, over 0.5 and at most 1; 0: constant.
 
     >>> Published(attackers=0.4).bind(n=200, rounds=200).sparsity
     120
     """
-    )
 
     beta: float = 0.01
     beta_power: float = 0.0
@@ -269,16 +264,15 @@ class Published(_Learned):
 
 
 @dataclass(frozen=True)
-class LinearProgram(_Learned):
-    __doc__ = (
-        (_Learned.__doc__ or "").replace(
-            "What the published step and BSUM share.", "Settings of the BSUM baseline's weight step."
-        )
-        + """
+class LinearProgram(Learned):
+    """Settings of the BSUM baseline's weight step: those of `Learned`.
+
     The weights minimise sum_i w_i f~_i over the sparse capped simplex: t for the floor(1/t) smallest losses, the
     rest for the next. A client that was not asked keeps its last loss.
+
+    >>> LinearProgram(attackers=0.3).bind(n=10, rounds=5).sparsity
+    7
     """
-    )
 
     def _step(
         self, state: PublishedState, evidence: Evidence, judged: Tensor, unjudged: Tensor

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fedlaw._linalg import clip_factors, row_norms, weighted_sum
 from fedlaw.server import state as checkpoint
-from fedlaw.server.base import RoundReport, Server, Settings
+from fedlaw.server.base import Server
 from fedlaw.server.core import Core
 from fedlaw.server.judge import Arrived, Evidence, Examined, Exclusion, Judge, Status
-from fedlaw.server.protocol import ClientId
+from fedlaw.server.protocol import ClientId, RoundReport, Settings
 from fedlaw.server.published import LinearProgram, Published
 
 _FEW_CLIENTS = 20  # fewer than core judging was ever measured on
