@@ -20,10 +20,10 @@ def digits(seed: int) -> Prepared:
 
 
 def share_of(part: int, parts: int, seed: int) -> Examples:
-    """The training examples of one node. Nodes differ: each label is divided unevenly (Dirichlet, 1.0)."""
+    """The training examples of one node. Nodes differ: each label is divided unevenly (Dirichlet, 3)."""
     train = digits(seed).train
     shares = partition(
-        "dirichlet", train.labels.numpy(), parts, alpha=1.0, generator=np.random.default_rng(seed)
+        "dirichlet", train.labels.numpy(), parts, alpha=3.0, generator=np.random.default_rng(seed)
     )
     own = torch.from_numpy(shares.indices[part])
     return Examples(train.inputs[own], train.labels[own])
