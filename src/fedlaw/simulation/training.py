@@ -19,12 +19,9 @@ Backend = Literal["auto", "batched", "vmap", "sequential"]
 BACKENDS: tuple[Backend, ...] = ("auto", "batched", "vmap", "sequential")
 
 _CPU_CHUNK_BYTES = 4 << 20  # a chunk's parameters and intermediates should stay in a core's caches
-_LEAST_STEP = (
-    2_000_000  # parameters times examples: below it a step is all overhead, and threads only add to it
-)
+_LEAST_STEP = 2_000_000  # parameters x examples: a smaller step is all overhead, which threads only add to
 _GPU_MEMORY_SHARE = 0.4  # of the free memory, for one chunk's parameters and intermediates
 _TAIL_MULTIPLE = 8  # the last batch of an epoch is padded to a multiple of this many examples
-
 
 KernelKind = type[BatchedKernel] | type[VmapKernel]
 
