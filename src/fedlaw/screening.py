@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlaw._linalg import clip_factors, column_blocks
+from fedlaw._linalg import BLOCK_ELEMENTS, DEVICE_ELEMENTS, clip_factors, column_blocks, row_norms
 
 MAX_COUNT = 1e9  # example counts above this are absurd for any client
 _MAD_TO_SIGMA = 1.48  # 1 / Phi^-1(3/4): the MAD of a normal variable times this is its standard deviation
@@ -58,15 +58,23 @@ _WORDS = {
 }
 
 
-def screen(updates: Tensor, losses: Tensor | None, counts: Tensor | None, *, needs_loss: bool) -> Tensor:
+def screen(
+    updates: Tensor,
+    losses: Tensor | None,
+    counts: Tensor | None,
+    *,
+    needs_loss: bool,
+    norms: Tensor | None = None,
+) -> Tensor:
     """Codes (..., m) of `Reason` for the rows of a block of replies.
 
     Args:
-        updates: (..., m, d) floating point. A row passes if its squared norm is finite: an entry that is NaN
-            or infinite fails, and so does a row so large that nothing can be computed with it.
+        updates: (..., m, d) floating point. A row passes if its norm is finite: an entry that is NaN or infinite
+            fails, and so does a row so large that nothing can be computed with it.
         losses: (..., m) or None. Looked at only if `needs_loss`.
         counts: (..., m) or None (not told).
         needs_loss: whether a reply without a finite loss >= 0 is of no use.
+        norms: (..., m) norms of the rows, where they are known.
 
     >>> screen(torch.tensor([[1.0, 2.0], [float("nan"), 0.0]]), None, None, needs_loss=False)
     tensor([0, 7])
@@ -77,10 +85,7 @@ def screen(updates: Tensor, losses: Tensor | None, counts: Tensor | None, *, nee
         nonlocal codes
         codes = torch.where((codes == 0) & bad, int(reason), codes)
 
-    squared = torch.zeros(updates.shape[:-1], dtype=updates.dtype, device=updates.device)
-    for block in column_blocks(updates):
-        squared = squared + (block * block).sum(-1)
-    refuse(~torch.isfinite(squared), Reason.NOT_FINITE)
+    refuse(~torch.isfinite(row_norms(updates) if norms is None else norms), Reason.NOT_FINITE)
     if needs_loss:
         if losses is None:
             refuse(torch.ones_like(codes, dtype=torch.bool), Reason.LOSS_MISSING)
@@ -225,7 +230,7 @@ def copy_clusters(updates: Tensor, factors: Tensor, radius: Tensor, mask: Tensor
     n = updates.shape[-2]
     products = updates.new_zeros((*updates.shape[:-2], n, n))
     scale = factors.to(updates.dtype).unsqueeze(-1)
-    for block in column_blocks(updates):
+    for block in column_blocks(updates, BLOCK_ELEMENTS if updates.device.type == "cpu" else DEVICE_ELEMENTS):
         clipped = block * scale
         products += clipped @ clipped.mT
     squared = products.diagonal(dim1=-2, dim2=-1)

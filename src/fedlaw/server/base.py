@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedlaw import screening
+from fedlaw._linalg import row_norms
 from fedlaw._random import generator
 from fedlaw.screening import Reason
 from fedlaw.server import state as checkpoint
@@ -75,8 +76,9 @@ class Server(ABC):
         """Whether a reply of the current phase is of no use without its loss."""
 
     @abstractmethod
-    def _receive(self, rows: Tensor, updates: Tensor) -> None:
-        """Take the usable updates (m, d) of the clients `rows` (m,); counts and losses are noted already."""
+    def _receive(self, rows: Tensor, updates: Tensor, norms: Tensor) -> None:
+        """Take the usable updates (m, d), with their norms (m,), of the clients `rows` (m,); counts and losses are
+        noted already."""
 
     @abstractmethod
     def _close(self) -> RoundReport | None:
@@ -241,7 +243,8 @@ class Server(ABC):
                 rows.append(row)
         losses = None if losses is None else losses.detach().to(torch.float64).to(device)
         counts = None if counts is None else counts.detach().to(torch.float64).to(device)
-        codes = screening.screen(updates, losses, counts, needs_loss=self._needs_loss()).tolist()
+        norms = row_norms(updates)
+        codes = screening.screen(updates, losses, counts, needs_loss=self._needs_loss(), norms=norms).tolist()
         good = [k for k, place in enumerate(places) if codes[place] == 0]
         for place in places:
             if codes[place]:
@@ -255,7 +258,9 @@ class Server(ABC):
             self._losses[where] = losses[at]
         if counts is not None:
             self._counts[where] = counts[at]
-        self._receive(where, updates if len(places) == len(updates) else updates[at])
+        if len(places) < len(updates):
+            updates, norms = updates[at], norms[at]
+        self._receive(where, updates, norms)
 
     def _apply(self, step: Tensor) -> str | None:
         """theta <- theta - alpha * step, unless that is not finite; then the reason in words."""

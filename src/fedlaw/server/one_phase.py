@@ -27,7 +27,7 @@ class _Collecting(Server):
     def _needs_loss(self) -> bool:
         return False
 
-    def _receive(self, rows: Tensor, updates: Tensor) -> None:
+    def _receive(self, rows: Tensor, updates: Tensor, norms: Tensor) -> None:
         self._store(rows, updates)
 
     def _close(self) -> RoundReport:

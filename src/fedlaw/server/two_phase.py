@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlaw._linalg import clip_factors, row_norms, weighted_sum
+from fedlaw._linalg import clip_factors, weighted_sum
 from fedlaw.server import state as checkpoint
 from fedlaw.server.base import Server
 from fedlaw.server.core import Core
@@ -65,6 +65,7 @@ class FedLAW(Server):
                 stacklevel=2,
             )
         self._judge_state: Any = self.judge.start(len(roster), initial_params)
+        self._norms = torch.zeros(len(roster), dtype=torch.float64, device=initial_params.device)
         self._history: dict[str, list[Tensor]] = {"round": [], **{name: [] for name in _REASONS}}
         super().__init__(initial_params, roster, settings)
 
@@ -78,12 +79,14 @@ class FedLAW(Server):
     def _sent(self) -> Tensor:
         return self.params if self.phase == 1 else self._lookahead
 
-    def _receive(self, rows: Tensor, updates: Tensor) -> None:
+    def _receive(self, rows: Tensor, updates: Tensor, norms: Tensor) -> None:
+        norms = norms.to(torch.float64)
         if self.phase == 1:
             self._store(rows, updates)
+            self._norms[rows] = norms
             return
         examined = self._examined
-        factors = clip_factors(row_norms(updates).to(torch.float64), examined.radius)
+        factors = clip_factors(norms, examined.radius)
         self._z += weighted_sum(examined.weights[rows] * factors, updates)
         own = _row_products(_rows(self._gathered, rows), updates).to(torch.float64)
         self._own[rows] = own * examined.factors[rows] * factors
@@ -93,12 +96,11 @@ class FedLAW(Server):
 
     def _close_first(self) -> RoundReport | None:
         self._gathered = self._collected()
-        arrived = Arrived(
-            self._gathered, row_norms(self._gathered), self._asked, self._answered, self._counts
-        )
+        norms = torch.where(self._answered, self._norms, 0.0)
+        arrived = Arrived(self._gathered, norms, self._asked, self._answered, self._counts)
         phases = self.judge.phases(self._judge_state)
         self._examined: Examined = self.judge.examine(self._judge_state, arrived)
-        self._norms = arrived.norms.to(torch.float64) * self._examined.factors
+        self._clipped_norms = norms * self._examined.factors
         if short := self._too_few(bool(self._examined.enough)):
             return self._report(weights=None, skipped=short)
         if phases == 1:
@@ -124,7 +126,7 @@ class FedLAW(Server):
         evidence = Evidence(
             along=along,
             own=self._own,
-            norms=self._norms,
+            norms=self._clipped_norms,
             length=torch.linalg.vector_norm(self._z),
             losses=self._losses,
             asked=self._asked,

@@ -14,7 +14,6 @@ from fedlaw._random import generator
 from fedlaw.attacks import Attack, View
 from fedlaw.data import Examples, Partition
 from fedlaw.models import layout
-from fedlaw.screening import screen
 from fedlaw.server import FedLAW, OnePhase, Oracle, Replies, Request, RoundReport, Server
 from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, shuffled
 from fedlaw.simulation.training import Backend, train
@@ -152,7 +151,7 @@ class Federation:
         self.attack, self.work, self.dropout, self.seed = attack, work, dropout, seed
         self.bytes_up = self.bytes_down = 0  # of the round under way
         self.honest_losses: Tensor | None = None  # (h,) of the last phase
-        self.diverged = False  # whether most honest clients' training of the last phase was not finite
+        self.diverged = False  # whether most honest clients' updates of the last phase were of no use
         self._layers = tuple(slot.stop - slot.start for slot in layout(model))
         self._ranks = attacks.ranks(population.malicious)
         self._request: Request | None = None
@@ -189,8 +188,6 @@ class Federation:
         updates, losses = trained.updates, trained.losses
         acting = self._acting[there]
         honest = ~people.malicious[there]
-        sound = (screen(updates, losses, None, needs_loss=True) == 0).cpu()
-        self.diverged = bool(honest.any()) and int((sound & honest).sum()) * 2 < int(honest.sum())
         device = updates.device
         self.honest_losses = losses[honest.to(device)].double().cpu()
         if bool(acting.any()):
@@ -213,7 +210,11 @@ class Federation:
             updates = updates.index_copy(0, rows, forged.updates.to(updates.dtype))
             losses = losses.index_copy(0, rows, forged.losses.to(losses.dtype))
         counts = people.sizes[there.to(device)].double()
+        before = len(self.server.refusals)
         self.server.tell(Replies(there.tolist(), updates, losses, counts))
+        refused = {refusal.client for refusal in self.server.refusals[before:]}
+        broken = sum(client in refused for client in there[honest].tolist())
+        self.diverged = 2 * broken > int(honest.sum())
         return self.server.end_phase()
 
     def _rule(self, there: Tensor) -> Callable[[Tensor], Tensor]:
