@@ -5,14 +5,16 @@
 
 The first command runs the paper's MNIST setting (200 clients, MLP 784-128-64-10, batch 64, 3 local epochs, learning
 rate 0.01, 200 rounds) with 40 % attackers that fill whole label groups, the oracle of the same seeds, and FedAvg
-without attack. What is in the store already is not run again. The second writes a CSV, one line a run, and an .npz
-with who attacked and the cosines of every client and judged round in half precision, and prints a table.
+without attack. What is in the store already is not run again; several processes may share a store, one a seed, if
+one does not fill the GPU. The second command writes a CSV, one line a run, and an .npz with who attacked and the
+cosines of every client and judged round in half precision, and prints a table.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ ATTACKS: dict[str, Any] = {
     "flip": "label_flip",
     "mimic": {"name": "mimic_misaligned", "rho": 0.3},
     "lie": "lie",
+    "noisy-lie": {"name": "lie", "noise": 0.3},
+    "double": {"name": "double", "persistent": True},
 }
 
 
@@ -48,19 +52,18 @@ def setting(seed: int, q: float, **changes: Any) -> Experiment:
     return Experiment(**base | {"seed": seed, "q": q} | changes)
 
 
-def plan(seeds: list[int], attacks: list[str], **changes: Any) -> dict[str, Experiment]:
+def plan(seeds: list[int], attacks: list[str], qs: list[float], **changes: Any) -> dict[str, Experiment]:
     """Every experiment by a readable name."""
     runs = {}
-    for seed in seeds:
+    for seed, q in product(seeds, qs):
         attacked = {"malicious": 0.4, **changes}
         for name in attacks:
-            runs[f"hardened {name} {seed}"] = setting(
-                seed, 0.9, attack=ATTACKS[name], rule="fedlaw", **attacked
+            runs[f"hardened {name} {q} {seed}"] = setting(
+                seed, q, attack=ATTACKS[name], rule="fedlaw", **attacked
             )
-        runs[f"oracle any {seed}"] = setting(seed, 0.9, rule="oracle", **attacked)
-        runs[f"hardened none {seed}"] = setting(seed, 0.9, rule="fedlaw", **changes)
-        for q in (0.6, 0.9):
-            runs[f"fedavg none q={q} {seed}"] = setting(seed, q, rule="mean", **changes)
+        runs[f"oracle any {q} {seed}"] = setting(seed, q, rule="oracle", **attacked)
+        runs[f"hardened none {q} {seed}"] = setting(seed, q, rule="fedlaw", **changes)
+        runs[f"fedavg none {q} {seed}"] = setting(seed, q, rule="mean", **changes)
     return runs
 
 
@@ -133,12 +136,13 @@ def main() -> None:
     parser.add_argument("--store", type=Path, default=Path("recall.sqlite"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--attacks", nargs="+", default=[*ATTACKS], choices=[*ATTACKS])
+    parser.add_argument("--q", type=float, nargs="+", default=[0.9, 0.6])
     parser.add_argument("--stack", type=int, default=16, help="experiments trained together")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--report", type=Path, help="write PATH.csv and PATH.npz from the store and stop")
     given = parser.parse_args()
-    runs = plan(given.seeds, given.attacks, rounds=given.rounds, clients=given.clients)
+    runs = plan(given.seeds, given.attacks, given.q, rounds=given.rounds, clients=given.clients)
     if given.report:
         return report(given.store, runs, given.report)
     with Store(given.store) as store:
