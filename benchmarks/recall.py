@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("--attacks", nargs="+", default=[*ATTACKS], choices=[*ATTACKS])
     parser.add_argument("--q", type=float, nargs="+", default=[0.9, 0.6])
     parser.add_argument("--stack", type=int, default=16, help="experiments trained together")
+    parser.add_argument("--precision", default="float32", choices=["float32", "tf32"])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--report", type=Path, help="write PATH.csv and PATH.npz from the store and stop")
@@ -150,7 +151,9 @@ def main() -> None:
             e for e in runs.values() if (info := store.find(e.id)) is None or info.status != "finished"
         ]
     print(f"{len(runs)} runs, {len(waiting)} to do, {given.stack} at a time", flush=True)
-    execution = Execution(data_dir=given.data_dir, device=given.device, checkpoint_seconds=60)
+    execution = Execution(
+        data_dir=given.data_dir, device=given.device, precision=given.precision, checkpoint_seconds=60
+    )
     progress = Progress(sum(e.rounds for e in waiting))
     for at in range(0, len(waiting), given.stack):
         run_together(

@@ -62,12 +62,24 @@ def run(
     data_dir: Annotated[Path | None, _flag("Folder of data files; else FEDLAW_DATA.", _RUN)] = None,
     backend: Annotated[str | None, _flag("auto, batched, vmap or sequential.", _RUN)] = None,
     device: Annotated[str | None, _flag("cpu, cuda or auto.", _RUN)] = None,
+    precision: Annotated[str | None, _flag("Matrix products on a GPU: float32 or tf32.", _RUN)] = None,
     threads: Annotated[int | None, _flag("Threads on a CPU.", _RUN)] = None,
     checkpoint_seconds: Annotated[float | None, _flag("Time between checkpoints.", _RUN)] = None,
 ) -> None:
     """Run one experiment, described by flags, a TOML file, or both; Ctrl-C leaves it resumable."""
     given = locals()
-    own = ("context", "file", "store", "resume", "describe", "data_dir", "backend", "device", "threads")
+    own = (
+        "context",
+        "file",
+        "store",
+        "resume",
+        "describe",
+        "data_dir",
+        "backend",
+        "device",
+        "precision",
+        "threads",
+    )
     flags = {k: v for k, v in given.items() if v is not None and k not in (*own, "checkpoint_seconds")}
     experiment = experiment_from(file, flags)
     if describe:
@@ -75,7 +87,7 @@ def run(
         return
     from fedlaw.experiments.description import Execution
 
-    how = ("data_dir", "backend", "device", "threads", "checkpoint_seconds")
+    how = ("data_dir", "backend", "device", "precision", "threads", "checkpoint_seconds")
     execution = Execution(**{name: given[name] for name in how if given[name] is not None})
     _run(experiment, store, execution, resume, context.obj or [])
 

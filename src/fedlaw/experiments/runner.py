@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from fedlaw import data
 from fedlaw._detection import Detection
@@ -106,6 +108,7 @@ def run_together(
     """
     execution = execution or Execution()
     with ExitStack() as opened:
+        opened.enter_context(_matmul_precision(execution.precision))
         loaded: dict[str, data.Dataset] = {}
         labs = [Lab(each, execution, loaded) for each in experiments]  # what cannot be built leaves no trace
         file = None if store is None else opened.enter_context(Store(store))
@@ -128,6 +131,17 @@ def run_together(
                 run.fail(error)
             raise
         return [run.finish() for run in runs]
+
+
+@contextmanager
+def _matmul_precision(precision: str) -> Iterator[None]:
+    """torch's process-wide precision of float32 matrix products, as it was afterwards. CPUs take no notice."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class _Run:
