@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedlaw import cli_run, cli_show
+from fedlaw import cli_run, cli_show, cli_sweep
 
 app = typer.Typer(
     name="fedlaw",
@@ -24,6 +24,7 @@ results_app = typer.Typer(invoke_without_command=True, help="Runs in a results f
 app.add_typer(data_app, name="data")
 app.add_typer(results_app, name="results")
 app.command("run")(cli_run.run)
+cli_sweep.add_to(app, results_app)
 
 StoreOption = Annotated[Path, typer.Option("--store", help="Results file.")]
 RunArgument = Annotated[str, typer.Argument(help="A run's id, its beginning, or 'last'.")]

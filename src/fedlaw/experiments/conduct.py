@@ -1,0 +1,315 @@
+"""Carrying out a sweep: what is to be done, how long it may take, in which stacks; then doing it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlaw import data
+from fedlaw.experiments.description import Execution, Experiment
+from fedlaw.experiments.engines.base import Engine, Outcome, distinct
+from fedlaw.experiments.engines.local import Local, cores
+from fedlaw.experiments.lab import Lab
+from fedlaw.experiments.sweep import Planned, Sweep
+from fedlaw.results import Store, notes
+from fedlaw.simulation.federation import Stack
+
+_CPU_STACK, _GPU_STACK = 16, 64  # runs in a stack at most, where memory does not say less
+_SAMPLE, _SAMPLE_ROUNDS = 3, 2  # experiments and rounds that are measured
+_SHAPE = (
+    *("dataset", "dataset_settings", "examples", "split", "scaling", "model", "model_settings", "clients"),
+    *("epochs", "batch_size", "lr", "loss_point", "rounds"),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of runs of one shape: seconds to build one, seconds a round of one, bytes that one needs."""
+
+    build: float
+    round: float
+    bytes: float
+
+
+@dataclass
+class Plan:
+    """What a sweep comes to, given what is in the store.
+
+    Attributes:
+        sweep: what was asked for.
+        planned: all of its experiments.
+        status: run id to its status in the store; "new" where it is not there.
+        stacks: what is to be run, in stacks.
+        seconds: how long that may take, all processes together; None: not estimated.
+    """
+
+    sweep: Sweep
+    planned: list[Planned]
+    status: dict[str, str]
+    stacks: list[list[Experiment]]
+    seconds: float | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that are to be run, those of interrupted runs from the beginning."""
+        return sum(each.rounds for stack in self.stacks for each in stack)
+
+
+@dataclass(frozen=True)
+class Conducted:
+    """What became of a sweep: outcomes by run id, and warnings given on the way."""
+
+    outcomes: dict[str, Outcome]
+    notes: list[str]
+
+    @property
+    def failures(self) -> list[Outcome]:
+        """Runs that failed, with their messages."""
+        return [each for each in self.outcomes.values() if each.status == "failed"]
+
+
+def make_plan(
+    sweep: Sweep,
+    store: str | os.PathLike[str],
+    *,
+    planned: Sequence[Planned] | None = None,
+    execution: Execution | None = None,
+    processes: int | None = None,
+    stack: int | None = None,
+    memory: float | None = None,
+    retry: bool = False,
+    measure: bool = True,
+) -> Plan:
+    """What there is to do.
+
+    Args:
+        sweep: what is asked for. planned: its experiments, where they are known already.
+        store: the results file; it need not be there yet.
+        execution: how runs are carried out.
+        processes: that will run side by side; None: what `Local` does.
+        stack: runs in a stack at most. memory: bytes for all processes together; None: half of what is free.
+        retry: runs that failed are tried again.
+        measure: runs of shapes that the store knows nothing about are tried out for an estimate.
+    """
+    execution = execution or Execution()
+    planned = sweep.planned() if planned is None else list(planned)
+    status = _status(planned, Path(store))
+    redo = {"new", "interrupted", *(["failed"] if retry else [])}
+    different = {each.experiment.id: each.experiment for each in planned}
+    todo = [each for each in different.values() if status[each.id] in redo]
+    todo.sort(key=lambda each: status[each.id] != "interrupted")  # what was begun comes first
+    on_cpu = execution.device == "cpu" or not torch.cuda.is_available()
+    side_by_side = processes or (cores() if on_cpu else 1)
+    paces = _paces(Path(store))
+    stacks: list[list[Experiment]] = []
+    seconds: float | None = 0.0
+    for shape, group in _by_shape(todo).items():
+        key = f"{'cpu' if on_cpu else 'gpu'} {shape}"
+        if key not in paces and measure:
+            paces[key] = try_out(group, execution)
+            notes.write(store, notes.PACE, key, vars(paces[key]))
+        known = paces.get(key)
+        limit = stack or (_CPU_STACK if on_cpu else _GPU_STACK)
+        if known is not None:
+            room = (memory or _free(on_cpu) / 2) / side_by_side
+            limit = max(1, min(limit, int(room / known.bytes)))
+        if stack is None:  # enough stacks that no process waits long for the last one
+            limit = max(1, min(limit, math.ceil(len(group) / (2 * side_by_side))))
+        stacks += [group[at : at + limit] for at in range(0, len(group), limit)]
+        if known is None or seconds is None:
+            seconds = None
+        else:
+            seconds += sum(known.build + known.round * each.rounds for each in group)
+    share = max(1, min(side_by_side, len(stacks)))
+    counts = Counter(status.values())
+    return Plan(sweep, planned, status, stacks, None if seconds is None else seconds / share, counts)
+
+
+def conduct(
+    plan: Plan,
+    store: str | os.PathLike[str],
+    *,
+    engine: Engine | None = None,
+    execution: Execution | None = None,
+    on_rounds: Callable[[int], None] | None = None,
+    on_done: Callable[[list[Outcome]], None] | None = None,
+) -> Conducted:
+    """Do what the plan says. The sweep is noted in the store first, so that the report knows what is missing.
+
+    Raises:
+        KeyboardInterrupt: after what was under way has been saved; the same sweep goes on from there.
+    """
+    store = Path(store)
+    note_sweep(store, plan.sweep, plan.planned)
+    outcomes: dict[str, Outcome] = {}
+    said: list[str] = []
+
+    def done(finished: list[Outcome]) -> None:
+        outcomes.update({each.run: each for each in finished})
+        said.extend(note for each in finished for note in each.notes)
+        if on_done:
+            on_done(finished)
+
+    (engine or Local()).run(
+        plan.stacks,
+        store=store,
+        execution=execution or Execution(),
+        on_rounds=on_rounds or (lambda count: None),
+        on_done=done,
+    )
+    return Conducted(outcomes, distinct(iter(said)))
+
+
+def run_sweep(
+    sweep: Sweep, store: str | os.PathLike[str], *, execution: Execution | None = None, **settings: Any
+) -> Conducted:
+    """Plan and conduct a sweep in one call, on this machine.
+
+    Args:
+        sweep: what to run. store: the results file. execution: how.
+        settings: of `make_plan`.
+
+    >>> import tempfile
+    >>> sweep = Sweep.parse({"axes": {"rule": ["mean", "median"]}, "base": {"rounds": 2, "examples": 200}})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     conducted = run_sweep(sweep, Path(folder) / "a.sqlite", processes=1, measure=False)
+    >>> [each.status for each in conducted.outcomes.values()]
+    ['finished', 'finished']
+    """
+    plan = make_plan(sweep, store, execution=execution, **settings)
+    return conduct(plan, store, engine=Local(settings.get("processes")), execution=execution)
+
+
+def note_sweep(store: Path, sweep: Sweep, planned: Sequence[Planned]) -> None:
+    """Write down what the sweep is and which runs it consists of; parts of it that were noted before stay."""
+    runs = {json.dumps(each.labels): each.experiment.id for each in planned}
+    if store.is_file():
+        before = notes.read(store, notes.SWEEP).get(sweep.name, {})
+        if before.get("id") == sweep.id or _same_but_less(before.get("sweep"), sweep.plain()):
+            runs = {**before.get("runs", {}), **runs}
+            sweep = Sweep.parse(_joined(before["sweep"], sweep.plain()))
+    notes.write(
+        store,
+        notes.SWEEP,
+        sweep.name,
+        {"id": sweep.id, "sweep": sweep.plain(), "runs": runs, "at": time.time()},
+    )
+
+
+def try_out(experiments: Sequence[Experiment], execution: Execution) -> Measured:
+    """Build a few of the experiments, run two rounds of them stacked, write nothing."""
+    step = max(1, len(experiments) // _SAMPLE)
+    chosen, loaded = list(experiments[::step][:_SAMPLE]), dict[str, data.Dataset]()
+    labs: list[Lab] = []
+    for each in chosen:
+        began = time.perf_counter()  # the last one: data sets are read once
+        try:
+            labs.append(Lab(each, execution, loaded))
+        except Exception:  # it will fail in its turn, and be recorded
+            continue
+        build = time.perf_counter() - began
+    if not labs:
+        return Measured(1.0, 1.0, 1.0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are given when the runs are run
+            took = _seconds_a_round(labs, execution)
+    except Exception:
+        took = 1.0
+    finally:
+        torch.set_num_threads(before)
+    return Measured(build, took, max(map(_bytes, labs)))
+
+
+def _seconds_a_round(labs: Sequence[Lab], execution: Execution) -> float:
+    stack = Stack([lab.federation for lab in labs], backend=execution.backend, threads=execution.threads)
+    began, rounds = time.perf_counter(), 0
+    while rounds < _SAMPLE_ROUNDS * len(labs) and (stepped := stack.step()):
+        rounds += sum(report is not None for _, report in stepped)
+    return (time.perf_counter() - began) / max(1, rounds)
+
+
+# ------------------------------------------------------------------------------------------ helpers
+def _bytes(lab: Lab) -> float:
+    """What a run in a stack needs: its pool twice (its own, the stack's), what it is tested on, a few (n, d)."""
+    people, params = lab.population, lab.federation.server.params
+    pool = sum(x.numel() * x.element_size() for x in (people.inputs, people.labels, people.clean))
+    tests = sum(x.numel() * x.element_size() for part in (lab._test, lab._validation) for x in part)
+    return 2.0 * pool + tests + 5.0 * people.n * params.numel() * params.element_size()
+
+
+def _free(on_cpu: bool) -> float:
+    """Bytes of memory that are free here."""
+    if not on_cpu:
+        return float(torch.cuda.mem_get_info()[0])
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return float(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 4e9
+
+
+def _by_shape(experiments: Sequence[Experiment]) -> dict[str, list[Experiment]]:
+    groups: dict[str, list[Experiment]] = {}
+    for each in experiments:
+        described = each.canonical()
+        key = json.dumps([described[name] for name in _SHAPE])
+        groups.setdefault(key, []).append(each)
+    return groups
+
+
+def _status(planned: Sequence[Planned], store: Path) -> dict[str, str]:
+    there: dict[str, str] = {}
+    if store.is_file() and store.stat().st_size:
+        with Store(store, read_only=True) as opened:
+            there = {info.id: info.status for info in opened.runs()}
+    return {each.experiment.id: there.get(each.experiment.id, "new") for each in planned}
+
+
+def _paces(store: Path) -> dict[str, Measured]:
+    if not store.is_file() or not store.stat().st_size:
+        return {}
+    return {name: Measured(**value) for name, value in notes.read(store, notes.PACE).items()}
+
+
+def _same_but_less(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> bool:
+    """Whether two notes are of one sweep, of which a part was asked for (`only`) one time or the other."""
+    if before is None:
+        return False
+    fixed = ("base", "when", "search")
+    return all(before[key] == now[key] for key in fixed) and list(before["axes"]) == list(now["axes"])
+
+
+def _joined(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The sweep that both are parts of."""
+    axes: dict[str, Any] = {}
+    for axis, values in now["axes"].items():
+        old = before["axes"][axis]
+        if isinstance(values, Mapping):
+            axes[axis] = {**old, **values}
+        else:
+            axes[axis] = list(_unique([*old, *values]))
+    return {**now, "axes": axes, "seeds": sorted({*before["seeds"], *now["seeds"]})}
+
+
+def _unique(values: Sequence[Any]) -> Iterator[Any]:
+    seen: list[Any] = []
+    for value in values:
+        if value not in seen:
+            seen.append(value)
+            yield value
