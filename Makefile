@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: help setup test test-slow lint typecheck demo clean
+.PHONY: help setup test test-slow lint typecheck docs demo clean
 help:            ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */	/'
 
@@ -29,8 +29,12 @@ test: lint typecheck ## ruff, mypy and the fast tests
 test-slow: $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m slow --durations=10 -rs -s
 
+docs: $(STAMP)   ## the documentation, into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 demo: $(STAMP)   ## FedAvg, Krum and FedLAW side by side under attack
 	$(BIN)/fedlaw demo
 
 clean:           ## remove what make made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site
