@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
@@ -138,27 +137,6 @@ def create(name: str, /, **settings: Any) -> Rule:
     Krum(f=1, neighbors=None)
     """
     return registry.create(name, **settings)
-
-
-def check_integer(name: str, value: object, least: int = 0) -> None:
-    """A ValueError unless `value` is an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-
-
-def check_number(name: str, value: object, *, least: float = 0.0, strict: bool = True) -> None:
-    """A ValueError unless `value` is a finite number above `least` (or equal to it, unless `strict`)."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < least or (strict and value == least):  # type: ignore[operator]
-        raise ValueError(
-            f"{name} must be a finite number {'above' if strict else 'of at least'} {least:g}, got {value!r}"
-        )
-
-
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """A ValueError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_share(name: str, value: object) -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedlaw._checks import check_integer
 from fedlaw._linalg import BLOCK_ELEMENTS
 from fedlaw.aggregators.base import (
     IDENTICAL,
@@ -16,7 +17,6 @@ from fedlaw.aggregators.base import (
     Aggregate,
     PreAggregator,
     State,
-    check_integer,
     registry,
     require_generator,
 )

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedlaw._checks import check_integer
 from fedlaw._linalg import pairwise_sq_distances, reduce_sorted_columns
 from fedlaw.aggregators.base import (
     BOUNDED,
@@ -20,7 +21,6 @@ from fedlaw.aggregators.base import (
     Rule,
     State,
     TooFewUpdates,
-    check_integer,
     check_share,
     registry,
     resolve_share,

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedlaw._checks import check_integer
 from fedlaw._linalg import centered_gram, weighted_sum
 from fedlaw.aggregators.base import (
     BOUNDED,
@@ -18,7 +19,6 @@ from fedlaw.aggregators.base import (
     Aggregate,
     Rule,
     State,
-    check_integer,
     registry,
 )
 

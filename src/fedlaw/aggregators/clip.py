@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedlaw._checks import check_integer, check_positive
 from fedlaw._linalg import clip_factors, median, row_norms
 from fedlaw.aggregators.base import (
     IDENTICAL,
@@ -16,8 +17,6 @@ from fedlaw.aggregators.base import (
     Aggregate,
     PreAggregator,
     State,
-    check_integer,
-    check_number,
     registry,
 )
 
@@ -50,7 +49,7 @@ class Clip(PreAggregator):
 
     def __post_init__(self) -> None:
         if self.radius != "median":
-            check_number('radius (unless it is "median")', self.radius)
+            check_positive('radius (unless it is "median")', self.radius)
 
     def __call__(
         self,

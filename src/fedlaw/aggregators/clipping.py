@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedlaw._checks import check_choice, check_integer, check_positive
 from fedlaw._linalg import clip_factors, distances_to, weighted_sum
 from fedlaw.aggregators.base import (
     BOUNDED,
@@ -15,9 +16,6 @@ from fedlaw.aggregators.base import (
     Aggregate,
     Rule,
     State,
-    check_choice,
-    check_integer,
-    check_number,
     registry,
 )
 
@@ -51,7 +49,7 @@ class CenteredClipping(Rule):
     invariants: ClassVar[frozenset[str]] = frozenset({PERMUTATION, BOUNDED})
 
     def __post_init__(self) -> None:
-        check_number("tau", self.tau)
+        check_positive("tau", self.tau)
         check_integer("iterations", self.iterations, 1)
         check_choice("start", self.start, ("last", "zero", "mean"))
 

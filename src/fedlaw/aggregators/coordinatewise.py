@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlaw._checks import check_integer
 from fedlaw._linalg import reduce_sorted_columns
 from fedlaw.aggregators.base import (
     BOUNDED,
@@ -20,7 +21,6 @@ from fedlaw.aggregators.base import (
     Aggregate,
     Rule,
     State,
-    check_integer,
     registry,
 )
 

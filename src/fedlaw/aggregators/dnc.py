@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedlaw._checks import check_integer, check_positive
 from fedlaw._linalg import gram, weighted_sum
 from fedlaw.aggregators.base import (
     IDENTICAL,
@@ -16,8 +17,6 @@ from fedlaw.aggregators.base import (
     Aggregate,
     Rule,
     State,
-    check_integer,
-    check_number,
     registry,
     require_generator,
 )
@@ -56,7 +55,7 @@ class DnC(Rule):
         check_integer("f", self.f)
         check_integer("iterations", self.iterations, 1)
         check_integer("subsample", self.subsample, 1)
-        check_number("fraction", self.fraction)
+        check_positive("fraction", self.fraction)
 
     def minimum(self) -> int:
         return max(2 * self.f, int(self.fraction * self.f)) + 1

@@ -8,8 +8,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedlaw._checks import check_positive
 from fedlaw._linalg import gram, weighted_sum
-from fedlaw.aggregators.base import PERMUTATION, SCALE, Aggregate, Rule, State, check_number, registry
+from fedlaw.aggregators.base import (
+    PERMUTATION,
+    SCALE,
+    Aggregate,
+    Rule,
+    State,
+    registry,
+)
 
 
 def foolsgold_weights(similarity: Tensor, confidence: float) -> Tensor:
@@ -54,7 +62,7 @@ class FoolsGold(Rule):
     invariants: ClassVar[frozenset[str]] = frozenset({PERMUTATION, SCALE})
 
     def __post_init__(self) -> None:
-        check_number("confidence", self.confidence)
+        check_positive("confidence", self.confidence)
 
     def minimum(self) -> int:
         return 2

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedlaw._checks import check_integer
 from fedlaw._linalg import pairwise_sq_distances, scatter_weights, weighted_sum
 from fedlaw.aggregators.base import (
     BOUNDED,
@@ -19,7 +20,6 @@ from fedlaw.aggregators.base import (
     Aggregate,
     Rule,
     State,
-    check_integer,
     check_share,
     registry,
     resolve_share,

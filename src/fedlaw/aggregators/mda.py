@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedlaw._checks import check_integer
 from fedlaw._linalg import pairwise_sq_distances, scatter_weights, weighted_sum
 from fedlaw.aggregators.base import (
     BOUNDED,
@@ -21,7 +22,6 @@ from fedlaw.aggregators.base import (
     Aggregate,
     Rule,
     State,
-    check_integer,
     registry,
 )
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedlaw._checks import check_integer
 from fedlaw._linalg import pairwise_sq_distances, scatter_weights
 from fedlaw.aggregators.base import (
     IDENTICAL,
@@ -17,7 +18,6 @@ from fedlaw.aggregators.base import (
     Aggregate,
     PreAggregator,
     State,
-    check_integer,
     registry,
 )
 

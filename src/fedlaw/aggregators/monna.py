@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedlaw._checks import check_integer
 from fedlaw._linalg import distances_to, scatter_weights, weighted_sum
 from fedlaw.aggregators.base import (
     BOUNDED,
@@ -17,7 +18,6 @@ from fedlaw.aggregators.base import (
     Aggregate,
     Rule,
     State,
-    check_integer,
     registry,
 )
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedlaw._checks import check_number, check_positive
 from fedlaw._linalg import clip_factors, median, row_norms, weighted_sum
 from fedlaw.aggregators.base import (
     BOUNDED,
@@ -17,7 +18,6 @@ from fedlaw.aggregators.base import (
     Aggregate,
     Rule,
     State,
-    check_number,
     registry,
     require_generator,
 )
@@ -86,12 +86,12 @@ class SignGuard(Rule):
     invariants: ClassVar[frozenset[str]] = frozenset({SCALE, IDENTICAL, BOUNDED})
 
     def __post_init__(self) -> None:
-        check_number("lower", self.lower, strict=False)
-        check_number("upper", self.upper, least=2.0, strict=False)  # so that some row always passes
+        check_number("lower", self.lower, low=0)
+        check_number("upper", self.upper, low=2.0)  # so that some row always passes
         if self.lower > 1:
             raise ValueError(f"lower must be at most 1, got {self.lower!r}: the median itself has to pass")
         for name in ("coordinates", "quantile"):
-            check_number(name, getattr(self, name))
+            check_positive(name, getattr(self, name))
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} must be at most 1, got {getattr(self, name)!r}: it is a share")
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedlaw._checks import check_choice, check_integer, check_number, check_positive
 from fedlaw._linalg import distances_to, reduce_sorted_columns, weighted_sum
 from fedlaw.aggregators.base import (
     BOUNDED,
@@ -19,9 +20,6 @@ from fedlaw.aggregators.base import (
     Aggregate,
     Rule,
     State,
-    check_choice,
-    check_integer,
-    check_number,
     client_shares,
     registry,
 )
@@ -73,7 +71,7 @@ class GeometricMedian(Rule):
     )
 
     def __post_init__(self) -> None:
-        check_number("nu", self.nu)
+        check_positive("nu", self.nu)
         check_integer("iterations", self.iterations, 1)
         check_choice("start", self.start, _STARTS)
 
@@ -136,8 +134,8 @@ class Huber(Rule):
     invariants: ClassVar[frozenset[str]] = frozenset({PERMUTATION, TRANSLATION, IDENTICAL, BOUNDED})
 
     def __post_init__(self) -> None:
-        check_number("tau", self.tau)
-        check_number("tolerance", self.tolerance, strict=False)
+        check_positive("tau", self.tau)
+        check_number("tolerance", self.tolerance, low=0)
         check_integer("iterations", self.iterations, 1)
         check_choice("start", self.start, _STARTS)
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedlaw.attacks._common import check_choice, check_integer, check_number, mean_std, normal
+from fedlaw._checks import check_choice, check_integer, check_number
+from fedlaw.attacks._common import mean_std, normal
 from fedlaw.attacks.base import Attack, Forged, View, ranks, registry
 from fedlaw.attacks.data import Honest
 from fedlaw.attacks.own import GlobalParameter, InverseGradient

@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedlaw.attacks._common import check_integer, check_number, require_generator
+from fedlaw._checks import check_integer, check_number
+from fedlaw.attacks._common import require_generator
 from fedlaw.attacks.base import Attack, registry
 
 Position = Literal["center"] | tuple[int, int]

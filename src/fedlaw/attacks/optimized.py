@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedlaw.attacks._common import check_choice, check_integer, check_number, honest_rows, mean_std, repeat
+from fedlaw._checks import check_choice, check_integer, check_number
+from fedlaw.attacks._common import honest_rows, mean_std, repeat
 from fedlaw.attacks.base import Attack, Forged, View, registry
 
 

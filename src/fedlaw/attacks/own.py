@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedlaw.attacks._common import check_choice, check_number, normal
+from fedlaw._checks import check_choice, check_number
+from fedlaw.attacks._common import normal
 from fedlaw.attacks.base import Attack, Forged, View, registry
 
 

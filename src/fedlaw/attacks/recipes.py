@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedlaw.attacks._common import check_integer
+from fedlaw._checks import check_integer
 from fedlaw.attacks.base import registry
 from fedlaw.attacks.compose import ForgeLoss, Schedule, Split
 from fedlaw.attacks.own import Misaligned

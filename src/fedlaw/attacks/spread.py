@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedlaw._checks import check_choice
 from fedlaw._linalg import column_blocks, gram
-from fedlaw.attacks._common import check_choice, honest_rows, mean_std, repeat
+from fedlaw.attacks._common import honest_rows, mean_std, repeat
 from fedlaw.attacks.base import Attack, Forged, View, registry
 
 
