@@ -30,7 +30,7 @@ test-slow: $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m slow --durations=10 -rs -s
 
 docs: $(STAMP)   ## the documentation, into site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
 demo: $(STAMP)   ## FedAvg, Krum and FedLAW side by side under attack

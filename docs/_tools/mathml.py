@@ -15,8 +15,17 @@ _FORMULA = re.compile(
 
 
 def mathml(tex: str, *, block: bool = True) -> str:
-    """TeX as a <math> element, the TeX itself as its description."""
-    element: str = convert(" ".join(tex.split()), display="block" if block else "inline")
+    """TeX as a <math> element, the TeX itself as its description.
+
+    Raises:
+        ValueError: a command that the converter does not know; it would stand in the page as it is.
+    """
+    plain = " ".join(tex.split())
+    for limit in ("min", "max"):
+        plain = plain.replace(rf"\arg\{limit}", rf"\operatorname{{arg{limit}}}")
+    element: str = convert(plain, display="block" if block else "inline")
+    if "\\" in element:
+        raise ValueError(f"formula {tex!r} has a command that cannot be turned into MathML: {element}")
     return element.replace("<math ", f'<math alttext="{html.escape(tex, quote=True)}" ', 1)
 
 
