@@ -7,7 +7,7 @@ import io
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from fedlaw.report.cells import Entry, Found, Place, as_list, entry, metric, published_values, words
@@ -190,7 +190,7 @@ def latex(table: Table) -> str:
     for level in range(len(table.columns[0]) if table.columns else 0):
         last = level == len(table.columns[0]) - 1
         heads = [_tex(axis) if last else "" for axis in table.row_axes]
-        for text, group in itertools.groupby(table.columns, key=partial(_until, level + 1)):
+        for text, group in itertools.groupby(table.columns, key=itemgetter(slice(level + 1))):
             width = len(list(group))
             word = _tex(text[-1])
             heads.append(f"\\multicolumn{{{width}}}{{c}}{{{word}}}" if width > 1 else word)
@@ -203,10 +203,6 @@ def latex(table: Table) -> str:
             cells.append(f"\\textbf{{{value}}}" if (row, column) in table.bold else value)
         lines.append("    " + " & ".join(cells) + " \\\\")
     return "\n".join([*lines, "    \\bottomrule", "  \\end{tabular}", "\\end{table}", ""])
-
-
-def _until(level: int, head: tuple[str, ...]) -> tuple[str, ...]:
-    return head[:level]
 
 
 def _tex(text: str) -> str:
