@@ -99,30 +99,39 @@ def screen(
 def read_update(update: Any, dimension: int, *, like: Tensor) -> tuple[Reason, Tensor | None]:
     """An untrusted update as a (dimension,) tensor of `like`'s dtype and device, or the reason it is none.
 
-    Tensors, numpy arrays and flat lists of numbers are read; integers, booleans, complex numbers, strings
-    and anything that would have to be broadcast are refused. Finiteness is `screen`'s business.
+    Dense tensors, numpy arrays and flat lists of numbers are read; integers, booleans, complex numbers, strings
+    and anything that would have to be broadcast are refused, and so is whatever raises when it is looked at.
+    Finiteness is `screen`'s business.
 
     >>> read_update([1, 2], 2, like=torch.zeros(2))[0].words
     'update is not floating point'
     """
-    if isinstance(update, list | tuple):
+    try:
+        return _read_update(update, dimension, like)
+    except Exception:  # an object made to raise is no better than one that is no array
+        return Reason.WRONG_TYPE, None
+
+
+def _read_update(update: Any, dimension: int, like: Tensor) -> tuple[Reason, Tensor | None]:
+    if type(update) in (list, tuple):
         if len(update) != dimension:
             return Reason.WRONG_SHAPE, None
-        if not all(isinstance(x, float | int) and not isinstance(x, bool) for x in update):
+        if not all(type(x) in (float, int) for x in update):
             return Reason.WRONG_TYPE, None
-        if not any(isinstance(x, float) for x in update):
+        if not any(type(x) is float for x in update):
             return Reason.WRONG_DTYPE, None
         update = np.asarray(update, dtype=np.float64)
-    if isinstance(update, np.ndarray):
+    if type(update) is np.ndarray:
         if not np.issubdtype(update.dtype, np.floating):
             return Reason.WRONG_DTYPE, None
         if update.shape != (dimension,):
             return Reason.WRONG_SHAPE, None
-        native = np.ascontiguousarray(update, dtype=update.dtype.newbyteorder("="))
-        if native.dtype.itemsize > 8:
-            native = native.astype(np.float64)
-        update = torch.from_numpy(native.copy())
-    if not isinstance(update, Tensor) or update.layout != torch.strided or update.is_quantized:
+        with np.errstate(over="ignore"):
+            wide = np.float64 if update.dtype.itemsize > 8 else update.dtype.newbyteorder("=")
+            update = torch.from_numpy(np.array(update, dtype=wide))
+    if type(update) not in (Tensor, torch.nn.Parameter):
+        return Reason.WRONG_TYPE, None
+    if update.layout != torch.strided or update.is_quantized or update.is_nested or update.is_meta:
         return Reason.WRONG_TYPE, None
     if not update.is_floating_point():
         return Reason.WRONG_DTYPE, None
@@ -139,20 +148,17 @@ def read_number(value: Any) -> float | None:
     """
     if value is None:
         return None
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        dtype = str(value.dtype)
-        if int(np.prod(value.shape)) != 1 or "complex" in dtype or "bool" in dtype or "object" in dtype:
-            return float("nan")
-        try:
-            return float(value.item())
-        except (TypeError, ValueError, RuntimeError):
-            return float("nan")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return float("nan")
     try:
-        return float(value)
+        if isinstance(value, np.ndarray | np.generic):
+            return float(value.item()) if value.size == 1 and value.dtype.kind in "iuf" else float("nan")
+        if isinstance(value, Tensor):
+            real = value.numel() == 1 and not value.is_complex() and value.dtype != torch.bool
+            return float(value.item()) if real else float("nan")
+        return float(value) if type(value) in (int, float) else float("nan")
     except OverflowError:
         return float("inf")
+    except Exception:  # an object made to raise is no number
+        return float("nan")
 
 
 def check_buffers(named: Iterable[tuple[str, Tensor]]) -> None:
@@ -188,31 +194,37 @@ def masked_median(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(count > 0, (low + high) / 2, torch.nan).squeeze(-1)
 
 
-def loss_scores(losses: Tensor, mask: Tensor, *, bound: float | None = None) -> Tensor:
+def loss_scores(
+    losses: Tensor, mask: Tensor, *, bound: float | None = None, block: tuple[int, int] | None = None
+) -> Tensor:
     r"""How far each loss (..., n) lies from the median, in robust standard deviations.
 
     .. math:: l_i = (f_i - \text{median}) / (1.48\ \max(\text{MAD}, 10^{-6}))
 
-    Median and MAD over the *distinct* losses of `mask`: equal losses are a kind of copy, and a large group of
-    attackers that report one value would otherwise make it the median and the MAD as small as they like.
-    Clipped to +-bound where one is given.
+    Median and MAD over `mask`; clipped to +-bound where one is given.
+
+    Equal losses are a kind of copy: attackers that all report one value can make it the median, and the MAD as
+    small as they like. With `block` = (least, most), a group of equal losses of that size counts once if it is the
+    only one; several such groups mean that losses are rounded, and then all of them count.
 
     >>> loss_scores(torch.tensor([1.0, 2.0, 3.0, 40.0]), torch.ones(4, dtype=torch.bool), bound=3)
     tensor([-1.0135, -0.3378,  0.3378,  3.0000])
     """
-    once = _first_of_equals(losses, mask)
+    once = mask if block is None else _block_once(losses, mask, *block)
     center = masked_median(losses, once).unsqueeze(-1)
     spread = masked_median((losses - center).abs(), once).unsqueeze(-1).clamp(min=_MAD_FLOOR)
     scores = (losses - center) / (_MAD_TO_SIGMA * spread)
     return scores if bound is None else scores.clamp(-bound, bound)
 
 
-def _first_of_equals(values: Tensor, mask: Tensor) -> Tensor:
-    """(..., n) bool: of the entries of `mask`, one of each value."""
-    ordered, order = torch.where(mask, values, torch.inf).sort(dim=-1, stable=True)
-    fresh = torch.ones_like(mask)
-    fresh[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
-    return mask & torch.zeros_like(mask).scatter(-1, order, fresh)
+def _block_once(values: Tensor, mask: Tensor, least: int, most: int) -> Tensor:
+    """`mask` with the group of `least` to `most` equal values, if there is one only, reduced to its first entry."""
+    equal = (values.unsqueeze(-1) == values.unsqueeze(-2)) & mask.unsqueeze(-1) & mask.unsqueeze(-2)
+    sizes = equal.sum(-1)
+    first = mask & (equal.to(torch.int8).argmax(-1) == torch.arange(values.shape[-1], device=values.device))
+    grouped = mask & (sizes >= least) & (sizes <= most)
+    alone = (grouped & first).sum(-1, keepdim=True) == 1
+    return mask & ~(grouped & ~first & alone)
 
 
 def copy_clusters(updates: Tensor, factors: Tensor, radius: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -50,8 +50,9 @@ class FLTrust(Rule):
         reference = reference.to(updates)
         norms = row_norms(updates).to(torch.float64)
         length = torch.linalg.vector_norm(reference, dim=-1, keepdim=True).to(torch.float64)
-        cosines = row_products(updates, reference) / (norms * length).clamp(min=tiny)
-        trust = cosines.clamp(min=0)
+        # A row so small that its norm is zero in the updates' own type has no direction that could be trusted.
+        products = torch.where(norms > 0, row_products(updates, reference), 0.0)
+        trust = (products / (norms * length).clamp(min=tiny)).clamp(0, 1)
         weights = trust / trust.sum(-1, keepdim=True).clamp(min=tiny) * length / norms.clamp(min=tiny)
         weights = weights.to(updates.dtype)
         return Aggregate(weighted_sum(weights, updates), weights)

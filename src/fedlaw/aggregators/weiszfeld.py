@@ -51,7 +51,8 @@ class GeometricMedian(Rule):
         nu: smoothing, the distance below which a row's weight no longer grows.
         iterations: number of steps.
         start: where v starts: "mean" (weighted), "zero", or the coordinate-wise "median".
-        weighted: a_i from the counts when the caller gives them; False: all alike.
+        weighted: a_i from the counts when the caller gives them; False: all alike. Counts are claims: a client that
+            claims many examples is given the weight of many.
 
     >>> x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [900.0, 900.0]])
     >>> GeometricMedian(iterations=100)(x).vector
@@ -64,7 +65,7 @@ class GeometricMedian(Rule):
     nu: float = 1e-6
     iterations: int = 3
     start: Start = "mean"
-    weighted: bool = True
+    weighted: bool = False
 
     invariants: ClassVar[frozenset[str]] = frozenset(
         {PERMUTATION, TRANSLATION, SCALE, IDENTICAL, BOUNDED, ROBUST}
@@ -116,7 +117,8 @@ class Huber(Rule):
         tolerance: relative movement at which to stop.
         iterations: steps at most.
         start: "median" (coordinate-wise), "mean" or "zero". From the mean, rows of any size need many steps.
-        weighted: n_i from the counts when the caller gives them; False: all alike.
+        weighted: n_i from the counts when the caller gives them; False: all alike. Counts are claims: a client that
+            claims many examples is given the weight of many.
 
     >>> Huber(tau=1.0)(torch.tensor([[0.0], [1.0], [2.0], [900.0]])).vector
     tensor([1.5000])
@@ -129,7 +131,7 @@ class Huber(Rule):
     tolerance: float = 1e-6
     iterations: int = 100
     start: Start = "median"
-    weighted: bool = True
+    weighted: bool = False
 
     invariants: ClassVar[frozenset[str]] = frozenset({PERMUTATION, TRANSLATION, IDENTICAL, BOUNDED})
 
@@ -159,11 +161,12 @@ class Huber(Rule):
             moved_weights = pull / pull.sum(-1, keepdim=True)
             moved = weighted_sum(moved_weights, updates)
             step = torch.linalg.vector_norm(moved - vector, dim=-1)
-            size = torch.linalg.vector_norm(moved, dim=-1).clamp(min=self.tau)
+            # tau is the length that matters; under the centre's own rounding nothing can be asked for.
+            floor = 8 * torch.finfo(updates.dtype).eps * torch.linalg.vector_norm(moved, dim=-1)
             # Members of a batch that have arrived stay where they are, as if they were alone.
             weights = torch.where(running.unsqueeze(-1), moved_weights, weights)
             vector = torch.where(running.unsqueeze(-1), moved, vector)
-            running = running & (step > self.tolerance * size)
+            running = running & (step > floor.clamp(min=self.tolerance * self.tau))
             if not bool(running.any()):
                 break
         return Aggregate(vector, weights.to(updates.dtype))

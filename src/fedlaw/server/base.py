@@ -15,10 +15,12 @@ from torch import Tensor
 from fedlaw import screening
 from fedlaw._linalg import row_norms
 from fedlaw._random import generator
-from fedlaw.screening import Reason
+from fedlaw.screening import Reason, masked_median
 from fedlaw.server import state as checkpoint
 from fedlaw.server.judge import Exclusion, Status
 from fedlaw.server.protocol import ClientId, Refusal, Replies, Reply, Request, RoundReport, Settings
+
+ROWS_AT_ONCE = 16  # of updates that have to be copied: memory for these, not for all
 
 
 class Server(ABC):
@@ -40,13 +42,13 @@ class Server(ABC):
     def __init__(
         self, initial_params: Tensor, clients: Iterable[ClientId], settings: Settings | None = None
     ) -> None:
-        if initial_params.ndim != 1 or not initial_params.is_floating_point() or not len(initial_params):
+        if initial_params.ndim != 1 or initial_params.dtype not in (torch.float32, torch.float64):
             raise ValueError(
-                f"initial_params must be a flat floating-point tensor (d,), got {initial_params.dtype} of shape "
-                f"{tuple(initial_params.shape)}"
+                "initial_params must be a flat tensor (d,) of floating-point numbers, float32 or float64, got "
+                f"{initial_params.dtype} of shape {tuple(initial_params.shape)}"
             )
-        if not bool(torch.isfinite(initial_params).all()):
-            raise ValueError("initial_params must be finite")
+        if not len(initial_params) or not bool(torch.isfinite(initial_params).all()):
+            raise ValueError("initial_params must be finite numbers, one at least")
         self.roster: tuple[ClientId, ...] = tuple(clients)
         self._index = {client: i for i, client in enumerate(self.roster)}
         if not self.roster:
@@ -61,7 +63,7 @@ class Server(ABC):
         self.phase = 1
         self.refusals: list[Refusal] = []
         self._updates: Tensor | None = None
-        self._counts = torch.ones(self.n, dtype=torch.float64, device=self.params.device)
+        self._counts = torch.full((self.n,), torch.nan, dtype=torch.float64, device=self.params.device)
         self._counts_at_start = self._counts.clone()  # the last round boundary's, which a checkpoint holds
         self._refused_before = 0
         self._open_round()
@@ -111,15 +113,18 @@ class Server(ABC):
         """What to send now, and to whom. Asking again gives the same answer until the phase ends."""
         self._check_not_done()
         clients = tuple(self.roster[i] for i in self._wanted.nonzero().flatten().tolist())
-        return Request(self.round, self.phase, self._sent(), clients, self.settings.loss_point)
+        # A copy: who is handed the model may train in it.
+        return Request(self.round, self.phase, self._sent().clone(), clients, self.settings.loss_point)
 
-    def tell(self, replies: Reply | Replies) -> None:
+    def tell(self, replies: Reply | Replies | Any) -> None:
         """Take one reply or a block. What cannot be used is refused and recorded, never raised."""
         self._check_not_done()
         if isinstance(replies, Replies):
             self._tell_block(replies)
-        else:
+        elif isinstance(replies, Reply):
             self._tell_one(replies)
+        else:  # what a transport could make nothing of
+            self._refuse(type(replies).__name__, Reason.WRONG_TYPE)
 
     def end_phase(self) -> RoundReport | None:
         """No more replies for this phase. Returns the round's report if the round is over."""
@@ -192,8 +197,9 @@ class Server(ABC):
 
     def _tell_one(self, reply: Reply) -> None:
         reason = self._standing(reply.client)
-        if reason is Reason.USABLE and not (
-            reply.round in (None, self.round) and reply.phase in (None, self.phase)
+        now = ((reply.round, self.round), (reply.phase, self.phase))
+        if reason is Reason.USABLE and not all(
+            told is None or (type(told) is int and told == current) for told, current in now
         ):
             reason = Reason.LATE
         update = None
@@ -211,12 +217,16 @@ class Server(ABC):
     def _tell_block(self, replies: Replies) -> None:
         clients = list(replies.clients)
         updates, m = replies.updates, len(clients)
-        if not isinstance(updates, Tensor) or not updates.is_floating_point():
-            reason = Reason.WRONG_DTYPE if isinstance(updates, Tensor) else Reason.WRONG_TYPE
+        if not isinstance(updates, Tensor) or updates.layout != torch.strided or updates.is_meta:
+            reason = Reason.WRONG_TYPE
+        elif not updates.is_floating_point():
+            reason = Reason.WRONG_DTYPE
         elif tuple(updates.shape) != (m, len(self.params)):
             reason = Reason.WRONG_SHAPE
-        elif any(x is not None and tuple(x.shape) != (m,) for x in (replies.losses, replies.counts)):
-            raise ValueError(f"losses and counts of a block of {m} replies must have shape ({m},)")
+        elif not _fits(replies.losses, m):
+            reason = Reason.LOSS_INVALID
+        elif not _fits(replies.counts, m):
+            reason = Reason.COUNT_ABSURD
         else:
             updates = updates.detach().to(dtype=self.params.dtype, device=self.params.device)
             return self._take(clients, updates, replies.losses, replies.counts)
@@ -258,9 +268,18 @@ class Server(ABC):
             self._losses[where] = losses[at]
         if counts is not None:
             self._counts[where] = counts[at]
-        if len(places) < len(updates):
-            updates, norms = updates[at], norms[at]
-        self._receive(where, updates, norms)
+        if len(places) == len(updates):
+            self._receive(where, updates, norms)
+            return
+        for some, whose in zip(torch.split(at, ROWS_AT_ONCE), torch.split(where, ROWS_AT_ONCE), strict=True):
+            self._receive(whose, updates[some], norms[some])  # a few rows at once: no second copy of them all
+
+    def _examples(self, bound: float | None = None) -> Tensor:
+        """(n,) example counts as last told; the median where none was (1 without any); at most `bound` medians."""
+        told = ~self._counts.isnan()
+        median = torch.nan_to_num(masked_median(self._counts, told), nan=1.0)
+        counts = torch.where(told, self._counts, median)
+        return counts if bound is None else torch.minimum(counts, bound * median)
 
     def _apply(self, step: Tensor) -> str | None:
         """theta <- theta - alpha * step, unless that is not finite; then the reason in words."""
@@ -325,6 +344,7 @@ class Server(ABC):
         self._counts = kept["counts"].to(self.params.device)
         self._counts_at_start = self._counts.clone()
         self.round, self.phase = at, 1
+        self.refusals, self._refused_before = [], 0
         if not self.done:
             self._open_round()
 
@@ -341,6 +361,13 @@ class Server(ABC):
             self.load(Path(path).read_bytes())
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+
+
+def _fits(values: Any, m: int) -> bool:
+    """Whether losses or counts of a block are missing, or one number a reply."""
+    return values is None or (
+        isinstance(values, Tensor) and not values.is_complex() and tuple(values.shape) == (m,)
+    )
 
 
 def _short(value: Any) -> str:

@@ -79,7 +79,8 @@ class Core(CoreSettings):
 
     def in_burst(self, state: CoreState) -> bool:
         """Whether the coming round belongs to a refresh: the last `refresh_rounds` of every period."""
-        return self.frozen(state) and refreshing(int(state.since), self.refresh_period, self.refresh_rounds)
+        since = int(state.since.max())
+        return self.frozen(state) and refreshing(since, self.refresh_period, self.refresh_rounds)
 
     def phases(self, state: CoreState) -> int:
         """Two while judging and in a refresh, one otherwise."""
@@ -114,9 +115,9 @@ class Core(CoreSettings):
             )
         state, sitting = self._suspect(state, arrived, present, norms, radius, factors)
         alive = state.excluded == 0
-        bench = state.members if self.frozen(state) else state.core
-        enough = self._quorum(bench & alive & arrived.asked, present)
-        weights = uniform(bench & alive & ~sitting & arrived.asked, fallback=alive & arrived.asked)
+        bench = self._bench(state, arrived.asked)
+        weights = uniform(bench & ~sitting, fallback=alive & arrived.asked)
+        enough = self._quorum(bench, present)
         return Examined(state, factors, radius, weights, arrived.asked & present & alive, enough)
 
     def _suspect(
@@ -139,11 +140,25 @@ class Core(CoreSettings):
         compared = present & (excluded == 0)
         labels, sizes = copy_clusters(arrived.updates, factors, self.copy_ratio * radius, compared)
         # More copies than may attack are no evidence: then it is the data that is alike.
-        sitting = compared & (sizes >= max(self.copy_least, at_least(self.copy_share, n))) & (sizes <= most)
+        sitting = compared & (sizes >= self._cluster(n)) & (sizes <= most)
         copies = state.copies + sitting
         caught = sitting & (copies > self.sittings_allowed)
+        # Those who were copies before must be a cluster by themselves: otherwise two attackers at a time could copy
+        # an honest client until it has been in clusters often enough, and they have not.
+        again = torch.zeros_like(labels).scatter_add(-1, labels, caught.to(labels.dtype)).gather(-1, labels)
+        caught = caught & (again >= self._cluster(n))
         excluded = exclude(excluded, whole_clusters(labels, caught, most, excluded), Exclusion.COPIES)
         return replace(state, strikes=strikes, copies=copies, excluded=excluded), sitting
+
+    def _cluster(self, n: int) -> int:
+        """How many copies make a cluster."""
+        return max(self.copy_least, at_least(self.copy_share, n))
+
+    def _bench(self, state: CoreState, asked: Tensor) -> Tensor:
+        """Who judges: the core (after the freeze the members) of those asked; if none of it was, all asked."""
+        alive = (state.excluded == 0) & asked
+        bench = (state.members if self.frozen(state) else state.core) & alive
+        return torch.where(bench.any(-1, keepdim=True), bench, alive)
 
     def _quorum(self, bench: Tensor, present: Tensor) -> Tensor:
         """Whether at least the quorum of those on the bench is present (and anybody at all)."""
@@ -157,11 +172,15 @@ class Core(CoreSettings):
         scored = evidence.scored & alive
         absent = evidence.asked & alive & ~scored
         cosine = cosines(examined.weights, evidence)
-        loss = self.loss_weight * loss_scores(
-            evidence.losses.to(torch.float64), scored, bound=self.loss_bound
+        block = (self._cluster(scored.shape[-1]), self.most_out(scored.shape[-1]))
+        scores = loss_scores(
+            evidence.losses.to(torch.float64),
+            scored,
+            bound=self.loss_bound,
+            block=block if self.equal_losses == "once" else None,
         )
-        bench = (state.members if self.frozen(state) else state.core) & alive & evidence.asked
-        enough = self._quorum(bench, scored)
+        loss = self.loss_weight * scores
+        enough = self._quorum(self._bench(state, evidence.asked), scored)
         score = cosine - loss
         score = torch.where(absent, worst(score, scored), score)
         cosine = torch.where(scored, cosine, torch.nan)
@@ -175,7 +194,7 @@ class Core(CoreSettings):
             state, weights = self._freeze(state, evidence.counts)
         score = state.total / state.decay.clamp(min=1e-300)
         reasons["score"] = torch.where(state.decay > 0, score, torch.nan)
-        return Verdict(state, weights, enough, reasons, self._notes(state))
+        return Verdict(state, weights, enough, reasons)
 
     def _accumulate(
         self, state: CoreState, score: Tensor, cosine: Tensor, scored: Tensor, absent: Tensor
@@ -233,7 +252,8 @@ class Core(CoreSettings):
         alive = state.excluded == 0
         there = state.scored >= self.presence * state.asked
         members = (state.core | (window > self.threshold)) & alive & there & (state.scored > 0)
-        now = (state.judged == (self.judged_rounds or 0)) & members.any(-1)
+        members = torch.where(members.any(-1, keepdim=True), members, state.core & alive)
+        now = state.judged >= (self.judged_rounds or 0)
         weights = by_count(members, counts, self.count_cap)
         during = uniform(state.core, fallback=alive)
         final = now.unsqueeze(-1)
@@ -263,7 +283,7 @@ class Core(CoreSettings):
         asked = state.burst_asked + (scored | absent)
         alive = state.excluded == 0
         weights = state.weights * alive
-        over = (int(state.since) + 1) % self.refresh_period == 0
+        over = (int(state.since.max()) + 1) % self.refresh_period == 0
         state = replace(state, since=state.since + 1)
         if not over:
             return replace(state, burst=burst, burst_rounds=rounds, burst_asked=asked), weights
@@ -290,7 +310,7 @@ class Core(CoreSettings):
         )
         return state, state.weights
 
-    def _notes(self, state: CoreState) -> tuple[str, ...]:
+    def notes(self, state: CoreState) -> tuple[str, ...]:
         """What the operator should be told at the freeze."""
         if not bool(state.frozen.all()) or int(state.since) > 0 or float(state.competence) > self.competence:
             return ()

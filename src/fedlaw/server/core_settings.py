@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Literal, Self
 
+from fedlaw._checks import check_choice, check_integer, check_number, check_positive
 from fedlaw.server.judge import share
 
 
@@ -20,6 +21,8 @@ class CoreSettings:
         decay: what the accumulated score is multiplied by each round, from round 3 on.
         loss_weight: lambda, weight of the loss score against the cosine.
         loss_bound: loss scores are clipped to plus or minus this.
+        equal_losses: "count": as they are; "once": a single group of equal losses, as large as a cluster of copies
+            and no larger than may attack, counts once in the median and the MAD that losses are scored by.
         strike_ratio: a norm over this many median norms is a strike.
         strikes_allowed: strikes that are forgiven.
         copy_ratio: updates closer than this share of the median norm are near-identical.
@@ -45,6 +48,7 @@ class CoreSettings:
     decay: float = 0.95
     loss_weight: float = 0.03
     loss_bound: float = 3.0
+    equal_losses: Literal["count", "once"] = "count"
     strike_ratio: float = 5.0
     strikes_allowed: int = 1
     copy_ratio: float = 0.05
@@ -67,27 +71,33 @@ class CoreSettings:
     refresh_bursts: int = 2
 
     def __post_init__(self) -> None:
-        if not 0 < self.attackers_below < 0.5:
-            raise ValueError(f"attackers_below must be over 0 and under 0.5, got {self.attackers_below}")
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"decay must be over 0 and at most 1, got {self.decay}")
-        if not 0 <= self.presence <= 1 or not 0 <= self.quorum <= 1:
+        check_number("attackers_below", self.attackers_below, low=0, high=0.5, open_low=True)
+        if self.attackers_below == 0.5:
             raise ValueError(
-                f"presence and quorum must be from 0 to 1, got {self.presence} and {self.quorum}"
+                "attackers_below must be under 0.5, got 0.5: with half of the clients the core is theirs"
             )
-        if not 1 <= self.too_good_from <= self.too_good_to:
+        check_number("decay", self.decay, low=0, high=1, open_low=True)
+        for name in ("judged_rounds", "window"):
+            if getattr(self, name) is not None:
+                check_integer(f"{name} (or None)", getattr(self, name), 1)
+        for name in ("copy_least", "too_good_least", "too_good_from", "too_good_to", "refresh_bursts"):
+            check_integer(name, getattr(self, name), 1)
+        for name in ("strikes_allowed", "sittings_allowed", "refresh_period"):
+            check_integer(name, getattr(self, name))
+        for name in ("presence", "quorum", "copy_share", "too_good_share", "too_good_most"):
+            check_number(name, getattr(self, name), low=0, high=1)
+        for name in ("strike_ratio", "count_cap"):
+            check_number(name, getattr(self, name), low=1)
+        for name in ("loss_weight", "copy_ratio", "too_good_gap"):
+            check_number(name, getattr(self, name), low=0)
+        for name in ("threshold", "competence"):
+            check_number(name, getattr(self, name), low=-1, high=1)
+        check_positive("loss_bound", self.loss_bound)
+        check_choice("equal_losses", self.equal_losses, ("count", "once"))
+        if self.too_good_from > self.too_good_to:
             raise ValueError(
                 f"too_good_from must be from 1 to too_good_to = {self.too_good_to}, got {self.too_good_from}"
             )
-        if self.strike_ratio < 1 or self.copy_ratio < 0 or self.loss_bound <= 0 or self.count_cap < 1:
-            raise ValueError(
-                "strike_ratio and count_cap must be at least 1, copy_ratio at least 0 and loss_bound over 0, got "
-                f"{self.strike_ratio}, {self.count_cap}, {self.copy_ratio} and {self.loss_bound}"
-            )
-        for name in ("judged_rounds", "window"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1 or None, got {value}")
         if self.refresh_period and not 1 <= self.refresh_rounds <= self.refresh_period:
             raise ValueError(
                 f"refresh_rounds must be from 1 to refresh_period = {self.refresh_period}, "

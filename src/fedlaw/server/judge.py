@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, Protocol
 
@@ -42,7 +42,7 @@ class Arrived:
         updates: (..., n, d) zero rows for those who did not answer.
         norms: (..., n) of its rows.
         asked, answered: (..., n) bool; answered implies asked.
-        counts: (..., n) example counts as last told, 1 where never told.
+        counts: (..., n) example counts as last told, the median where never told.
     """
 
     updates: Tensor
@@ -111,14 +111,12 @@ class Verdict:
         weights: (..., n) of this round's step.
         enough: (...) bool, False: too few answered, the round is to be skipped (`state` is then unused).
         reasons: per client (..., n), the parts the weight was made of; NaN where there are none.
-        notes: sentences for the operator.
     """
 
     state: Any
     weights: Tensor
     enough: Tensor
     reasons: dict[str, Tensor]
-    notes: tuple[str, ...] = field(default=())
 
 
 class Judge(Protocol):
@@ -150,6 +148,9 @@ class Judge(Protocol):
 
     def statuses(self, state: Any) -> list[tuple[Status, Exclusion]]:
         """Status of every client, and why it was excluded where it was (one experiment)."""
+
+    def notes(self, state: Any) -> tuple[str, ...]:
+        """Sentences for the operator, after a round with two phases (one experiment)."""
 
 
 def share(fraction: float, n: int) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -10,8 +12,8 @@ from torch import Tensor
 
 from fedlaw._linalg import weighted_sum
 from fedlaw._random import generator
-from fedlaw.aggregators.base import PreAggregator, Rule, TooFewUpdates
-from fedlaw.server.base import Server
+from fedlaw.aggregators.base import Aggregate, PreAggregator, Rule, TooFewUpdates
+from fedlaw.server.base import ROWS_AT_ONCE, Server
 from fedlaw.server.judge import Exclusion, Status
 from fedlaw.server.protocol import ClientId, RoundReport, Settings
 
@@ -57,8 +59,10 @@ class OnePhase(_Collecting):
         settings: rounds, step size and the like.
         unit: what the rule's thresholds are meant for: "gradient" (pseudo-gradients g) or "parameter"
             (parameter differences alpha * g). A rule never knows alpha: the updates are scaled for it.
-        reference: (d,) callable given (round, params) that makes the update the server trusts, for rules that
+        reference: called as reference(round, params), makes the update (d,) that the server trusts, for rules that
             compare with one (FLTrust).
+        count_bound: a client's claimed number of examples is believed up to this many times the median; None: as
+            told. A client that told none has the median.
 
     With fewer replies than the rule can work with, the round is skipped: the report says so and the model stays.
 
@@ -78,7 +82,8 @@ class OnePhase(_Collecting):
         settings: Settings | None = None,
         *,
         unit: Unit = "gradient",
-        reference: Any = None,
+        reference: Callable[[int, Tensor], Tensor] | None = None,
+        count_bound: float | None = 10.0,
     ) -> None:
         if not isinstance(rule, Rule) or isinstance(rule, PreAggregator):
             raise ValueError(f"rule must be an aggregation rule that ends in one vector, got {rule!r}")
@@ -87,37 +92,21 @@ class OnePhase(_Collecting):
         self.rule = rule
         self.unit = unit
         self.reference = reference
+        self.count_bound = count_bound
         self._state: dict[str, Tensor] | None = None
-        self._state_rows: Tensor | None = None
         super().__init__(initial_params, clients, settings)
+        self._rehearse()
 
     def _combine(self, rows: Tensor, updates: Tensor) -> tuple[Tensor | None, Tensor | None, str | None]:
-        everybody = len(rows) == self.n
         scale = self.settings.alpha if self.unit == "parameter" else 1.0
-        matrix = updates if everybody else updates[rows]
+        matrix = _compacted(updates, rows)
         if scale != 1.0:
-            matrix = matrix * scale
-        reference = None
-        if self.reference is not None:
-            reference = self.reference(self.round, self.params).to(matrix) * scale
-        # State with a row per client means something only for the clients it was made of.
-        kept = self._state
-        if kept is not None and not torch.equal(
-            rows.cpu(), self._state_rows if self._state_rows is not None else rows
-        ):
-            kept = {name: x for name, x in kept.items() if x.ndim < 2} or None
+            matrix = matrix.mul_(scale)  # ours, and written anew next round
         try:
-            out = self.rule(
-                matrix,
-                counts=self._counts[rows].to(matrix.dtype),
-                state=kept,
-                generator=generator(self.settings.seed, self.round, "rule", device=matrix.device),
-                reference=reference,
-            )
-        except TooFewUpdates as error:
+            out = self._applied(matrix, rows, scale)
+        except ValueError as error:  # too few updates, or settings that do not fit so many
             return None, None, str(error)
-        self._state = out.state
-        self._state_rows = rows.cpu()
+        self._remember(out.state, rows)
         weights = None
         if out.weights is not None:
             weights = torch.zeros(self.n, dtype=torch.float64, device=matrix.device)
@@ -126,15 +115,53 @@ class OnePhase(_Collecting):
             return None, weights, "the aggregate is not finite"
         return out.vector / scale, weights, None
 
+    def _applied(self, matrix: Tensor, rows: Tensor, scale: float) -> Aggregate:
+        reference = None
+        if self.reference is not None:
+            reference = self.reference(self.round, self.params).to(matrix) * scale
+        return self.rule(
+            matrix,
+            counts=self._examples(self.count_bound)[rows].to(matrix.dtype),
+            state=self._recalled(rows),
+            generator=generator(self.settings.seed, self.round, "rule", device=matrix.device),
+            reference=reference,
+        )
+
+    def _rehearse(self) -> None:
+        """Apply the rule to zeros once, so that settings that cannot work are refused before training."""
+        zeros = torch.zeros(self.n, 1, dtype=self.params.dtype, device=self.params.device)
+        stream = generator(self.settings.seed, 0, "rule", device=zeros.device)
+        reference = None if self.reference is None else zeros[0]
+        with contextlib.suppress(TooFewUpdates), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.rule(zeros, counts=torch.ones_like(zeros[:, 0]), generator=stream, reference=reference)
+
+    def _remember(self, state: dict[str, Tensor] | None, rows: Tensor) -> None:
+        """Keep a rule's state; what has a row per client is kept by client, whoever answers next time."""
+        kept = {}
+        for name, value in (state or {}).items():
+            if value.ndim >= 2 and value.shape[0] == len(rows):
+                table = (self._state or {}).get(name)
+                if table is None:
+                    table = value.new_zeros(self.n, *value.shape[1:])
+                value = value if len(rows) == self.n else table.index_copy(0, rows, value)
+            kept[name] = value
+        self._state = kept or None
+
+    def _recalled(self, rows: Tensor) -> dict[str, Tensor] | None:
+        if self._state is None or len(rows) == self.n:
+            return self._state
+        return {
+            name: x[rows] if x.ndim >= 2 and x.shape[0] == self.n else x for name, x in self._state.items()
+        }
+
     def statuses(self) -> dict[ClientId, tuple[Status, Exclusion]]:
         """A rule judges each round anew: everybody is a member."""
         return dict.fromkeys(self.roster, (Status.MEMBER, Exclusion.NONE))
 
     def _pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         arrays = {f"rule.{name}": x for name, x in (self._state or {}).items()}
-        if self._state_rows is not None:
-            arrays["rows"] = self._state_rows
-        return arrays, {"rule": repr(self.rule), "unit": self.unit}
+        return arrays, {"rule": repr(self.rule), "unit": self.unit, "count_bound": self.count_bound}
 
     def _unpack(self, arrays: dict[str, Tensor], description: dict[str, Any]) -> None:
         state = {
@@ -143,7 +170,6 @@ class OnePhase(_Collecting):
             if name.startswith("rule.")
         }
         self._state = state or None
-        self._state_rows = arrays.get("rows")
 
 
 class Oracle(_Collecting):
@@ -176,7 +202,7 @@ class Oracle(_Collecting):
         return self._honest
 
     def _combine(self, rows: Tensor, updates: Tensor) -> tuple[Tensor | None, Tensor | None, str | None]:
-        weights = torch.where(self._answered, self._counts, 0.0)
+        weights = torch.where(self._answered, self._examples(), 0.0)
         weights = weights / weights.sum()
         return weighted_sum(weights, updates), weights, None
 
@@ -190,3 +216,13 @@ class Oracle(_Collecting):
 
     def _unpack(self, arrays: dict[str, Tensor], description: dict[str, Any]) -> None:
         return None
+
+
+def _compacted(matrix: Tensor, rows: Tensor) -> Tensor:
+    """The given rows (m,), ascending, of a matrix of ours (n, d), moved to its beginning in place."""
+    if len(rows) < len(matrix):
+        at = 0
+        for some in torch.split(rows, ROWS_AT_ONCE):  # sources lie at or behind their places: nothing is lost
+            matrix[at : at + len(some)] = matrix[some]
+            at += len(some)
+    return matrix[: len(rows)]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from fedlaw._checks import check_choice, check_integer, check_number, check_positive
 from fedlaw.server.judge import Exclusion, Status
 
 ClientId = Hashable
@@ -98,16 +99,12 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
-        if not self.alpha > 0:
-            raise ValueError(f"alpha must be over 0, got {self.alpha}")
-        if self.loss_point not in ("before", "after"):
-            raise ValueError(f"loss_point must be 'before' or 'after', got {self.loss_point!r}")
-        if not 0 < self.participation <= 1:
-            raise ValueError(f"participation must be over 0 and at most 1, got {self.participation}")
-        if self.minimum_replies < 1:
-            raise ValueError(f"minimum_replies must be at least 1, got {self.minimum_replies}")
+        check_integer("rounds", self.rounds, 1)
+        check_positive("alpha", self.alpha)
+        check_choice("loss_point", self.loss_point, ("before", "after"))
+        check_number("participation", self.participation, low=0, high=1, open_low=True)
+        check_integer("minimum_replies", self.minimum_replies, 1)
+        check_integer("seed", self.seed)
 
 
 @dataclass(frozen=True)

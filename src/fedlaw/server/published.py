@@ -14,10 +14,21 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
+from fedlaw._checks import check_choice, check_integer, check_number, check_positive
 from fedlaw._linalg import clip_factors
 from fedlaw.screening import clip_to_median, copy_clusters, loss_scores, masked_median
 from fedlaw.server.core_math import rank, worst
-from fedlaw.server.judge import Arrived, Evidence, Examined, Exclusion, Status, Verdict, refreshing, share
+from fedlaw.server.judge import (
+    Arrived,
+    Evidence,
+    Examined,
+    Exclusion,
+    Status,
+    Verdict,
+    at_least,
+    refreshing,
+    share,
+)
 from fedlaw.simplex import check_feasible, project_unchecked
 
 
@@ -51,7 +62,8 @@ class Learned(ABC):
         clip: updates are clipped to the "median" norm, to a number, or not at all (None).
         loss_filter: a loss this many robust standard deviations under the median drops its client from the
             round; None: no filter.
-        copy_filter: updates closer than this share of the median norm drop out of the round; None: no filter.
+        copy_filter: max(3, 3 % of n) or more updates closer than this share of the median norm drop out of the
+            round; None: no filter.
         presence: share of the weight rounds it was asked in that a client must have been scored in.
         quorum: share of those with weight that must answer, or the round is skipped.
         refresh_period: rounds from one refresh to the next after the freeze; 0: none.
@@ -73,22 +85,21 @@ class Learned(ABC):
     refresh_rounds: int = 5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.attackers < 1:
-            raise ValueError(f"attackers must be a share from 0 to under 1, got {self.attackers}")
-        if self.anneal_rounds < 0:
-            raise ValueError(f"anneal_rounds must be at least 0, got {self.anneal_rounds}")
-        if self.weight_rounds is not None and self.weight_rounds < 1:
-            raise ValueError(f"weight_rounds must be at least 1 or None, got {self.weight_rounds}")
-        if isinstance(self.clip, str) and self.clip != "median":
-            raise ValueError(f"clip must be 'median', a number over 0 or None, got {self.clip!r}")
+        check_number("attackers", self.attackers, low=0, high=1)
+        if self.attackers == 1:
+            raise ValueError("attackers must be a share under 1, got 1: somebody must be left to learn from")
+        for name, low in (("sparsity", 1), ("slack", 0), ("weight_rounds", 1)):
+            if getattr(self, name) is not None:
+                check_integer(f"{name} (or None)", getattr(self, name), low)
+        check_integer("anneal_rounds", self.anneal_rounds)
+        check_integer("refresh_period (0: none)", self.refresh_period)
+        if isinstance(self.clip, str):
+            check_choice("clip (a number, None or)", self.clip, ("median",))
         for name in ("clip", "loss_filter", "copy_filter", "cap"):
-            value = getattr(self, name)
-            if isinstance(value, int | float) and not value > 0:
-                raise ValueError(f"{name} must be over 0 or None, got {value}")
-        if not 0 <= self.presence <= 1 or not 0 <= self.quorum <= 1:
-            raise ValueError(
-                f"presence and quorum must be from 0 to 1, got {self.presence} and {self.quorum}"
-            )
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), str):
+                check_positive(f"{name} (or None)", getattr(self, name))
+        for name in ("presence", "quorum"):
+            check_number(name, getattr(self, name), low=0, high=1)
         if self.refresh_period and not 1 <= self.refresh_rounds <= self.refresh_period:
             raise ValueError(
                 f"refresh_rounds must be from 1 to refresh_period = {self.refresh_period}, "
@@ -100,6 +111,10 @@ class Learned(ABC):
         """The settings with sparsity, slack and weight rounds resolved for n clients; checks s * t >= 1."""
         sparsity = n - share(self.attackers, n) if self.sparsity is None else self.sparsity
         slack = max(1, n // 20) if self.slack is None else self.slack
+        if self.cap is None and self.slack is not None and slack >= sparsity:
+            raise ValueError(
+                f"slack must be under the sparsity, {sparsity}, got {slack}: the cap is 1/(sparsity - slack)"
+            )
         bound = replace(
             self, sparsity=sparsity, slack=slack, weight_rounds=min(self.weight_rounds or rounds, rounds)
         )
@@ -134,7 +149,8 @@ class Learned(ABC):
 
     def in_burst(self, state: PublishedState) -> bool:
         """Whether the coming round belongs to a refresh: the last `refresh_rounds` of every period."""
-        return self.frozen(state) and refreshing(int(state.since), self.refresh_period, self.refresh_rounds)
+        since = int(state.since.max())
+        return self.frozen(state) and refreshing(since, self.refresh_period, self.refresh_rounds)
 
     def phases(self, state: PublishedState) -> int:
         """Two while weights are learned, one otherwise."""
@@ -167,7 +183,7 @@ class Learned(ABC):
         dropped = torch.zeros_like(present)
         if self.copy_filter is not None:
             _, sizes = copy_clusters(arrived.updates, factors, self.copy_filter * median, present)
-            dropped = present & (sizes > 1)
+            dropped = present & (sizes >= max(3, at_least(0.03, present.shape[-1])))  # a pair proves nothing
         support = (state.weights > 0) & arrived.asked
         enough = (support & present).sum(-1) >= (support.sum(-1) * self.quorum).clamp(min=1)
         weights = _normalized(state.weights * ~dropped, arrived.asked)
@@ -195,7 +211,8 @@ class Learned(ABC):
         now = state.learned >= (self.weight_rounds or 0)
         there = state.scored >= self.presence * state.asked
         final = _normalized(weights * there, torch.ones_like(there))
-        state = replace(state, weights=torch.where(now, final, weights), frozen=state.frozen | now)
+        weights = torch.where(now.unsqueeze(-1), final, weights)
+        state = replace(state, weights=weights, frozen=state.frozen | now)
         enough = judged.sum(-1) >= 1
         return Verdict(state, state.weights * ~dropped, enough, reasons)
 
@@ -212,6 +229,10 @@ class Learned(ABC):
             done = ((state.learned + 1).to(torch.float64) / self.anneal_rounds).clamp(max=1)
             level = n - ((n - s) * done).round().to(torch.int64)
         return level, self._cap(level)
+
+    def notes(self, state: PublishedState) -> tuple[str, ...]:
+        """Nothing to say."""
+        return ()
 
     @abstractmethod
     def _step(
@@ -237,8 +258,8 @@ class Published(Learned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.beta > 0:
-            raise ValueError(f"beta must be over 0, got {self.beta}")
+        check_positive("beta", self.beta)
+        check_number("beta_power", self.beta_power, low=0, high=1)
         if self.beta_power != 0 and not 0.5 < self.beta_power <= 1:
             raise ValueError(f"beta_power must be 0 or over 0.5 and at most 1, got {self.beta_power}")
 
@@ -250,7 +271,8 @@ class Published(Learned):
         alignment = beta * evidence.alpha * evidence.along.to(torch.float64)
         loss = -beta * evidence.losses.to(torch.float64)
         h = torch.where(judged, state.weights + alignment + loss, state.weights)
-        h = torch.where(unjudged, worst(h, judged), h)
+        below = torch.nextafter(worst(h, judged), torch.full_like(h[..., :1], -torch.inf))
+        h = torch.where(unjudged, below, h)  # as the worst that were, and behind them
         # Beyond 1e150 a finite score could overflow in the projection; an order of magnitude says enough.
         h = torch.nan_to_num(h).clamp(-1e150, 1e150)
         sparsity, cap = self._levels(state)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedlaw._linalg import clip_factors, weighted_sum
 from fedlaw.server import state as checkpoint
-from fedlaw.server.base import Server
+from fedlaw.server.base import ROWS_AT_ONCE, Server
 from fedlaw.server.core import Core
 from fedlaw.server.judge import Arrived, Evidence, Examined, Exclusion, Judge, Status
 from fedlaw.server.protocol import ClientId, RoundReport, Settings
@@ -88,8 +88,8 @@ class FedLAW(Server):
         examined = self._examined
         factors = clip_factors(norms, examined.radius)
         self._z += weighted_sum(examined.weights[rows] * factors, updates)
-        own = _row_products(_rows(self._gathered, rows), updates).to(torch.float64)
-        self._own[rows] = own * examined.factors[rows] * factors
+        products = _row_products(self._gathered, rows, updates)
+        self._own[rows] = products * examined.factors[rows] * factors
 
     def _close(self) -> RoundReport | None:
         return self._close_first() if self.phase == 1 else self._close_second()
@@ -97,7 +97,7 @@ class FedLAW(Server):
     def _close_first(self) -> RoundReport | None:
         self._gathered = self._collected()
         norms = torch.where(self._answered, self._norms, 0.0)
-        arrived = Arrived(self._gathered, norms, self._asked, self._answered, self._counts)
+        arrived = Arrived(self._gathered, norms, self._asked, self._answered, self._examples())
         phases = self.judge.phases(self._judge_state)
         self._examined: Examined = self.judge.examine(self._judge_state, arrived)
         self._clipped_norms = norms * self._examined.factors
@@ -108,9 +108,8 @@ class FedLAW(Server):
             if skipped is None:
                 self._judge_state = self.judge.settle(self._judge_state, self._examined)
             return self._report(weights=self._examined.weights, skipped=skipped)
-        self._first = self._answered
         self._lookahead = self.params - self.settings.alpha * self._weighted(
-            self._examined.weights, self._first
+            self._examined.weights, self._answered
         )
         if not bool(torch.isfinite(self._lookahead).all()):
             return self._report(weights=None, skipped="the look-ahead model would not have been finite")
@@ -131,7 +130,7 @@ class FedLAW(Server):
             losses=self._losses,
             asked=self._asked,
             scored=self._answered,
-            counts=self._counts,
+            counts=self._examples(),
             alpha=self.settings.alpha,
         )
         if short := self._too_few():
@@ -139,14 +138,14 @@ class FedLAW(Server):
         verdict = self.judge.weigh(examined.state, examined, evidence)
         if short := self._too_few(bool(verdict.enough)):
             return self._report(weights=None, skipped=short)
-        skipped = self._step(verdict.weights, self._first)
-        if skipped is not None:
-            return self._report(weights=verdict.weights, skipped=skipped)
-        self._judge_state = verdict.state
+        self._judge_state = verdict.state  # judged is judged, whether or not the model can be moved
         self._history["round"].append(torch.tensor(self.round))
         for name in _REASONS:
             self._history[name].append(verdict.reasons[name].cpu())
-        return self._report(weights=verdict.weights, reasons=verdict.reasons, notes=verdict.notes)
+        # Who was not judged in this round does not move the model in it.
+        skipped = self._step(verdict.weights, self._answered)
+        notes = self.judge.notes(verdict.state)
+        return self._report(weights=verdict.weights, reasons=verdict.reasons, skipped=skipped, notes=notes)
 
     # -------------------------------------------------------------------------------------- arithmetic
     def _too_few(self, enough: bool = True) -> str | None:
@@ -244,23 +243,25 @@ class BSUM(FedLAW):
         super().__init__(initial_params, clients, judge or LinearProgram(), settings)
 
 
-def _rows(matrix: Tensor, rows: Tensor) -> Tensor:
-    """Rows of (n, d): a view where they are consecutive, a copy otherwise."""
+def _row_products(matrix: Tensor, rows: Tensor, updates: Tensor) -> Tensor:
+    """(m,) float64: products of the given rows of matrix (n, d) with those of updates (m, d); no (m, d) temporary.
+
+    Consecutive rows are a view; others are copied, a few at a time.
+    """
     first, m = int(rows[0]), len(rows)
-    if torch.equal(rows, torch.arange(first, first + m, device=rows.device)):
-        return matrix[first : first + m]
-    return matrix[rows]
-
-
-def _row_products(a: Tensor, b: Tensor) -> Tensor:
-    """(m,) scalar products of the rows of a and b (m, d), without an (m, d) temporary."""
-    return torch.bmm(a.unsqueeze(-2), b.unsqueeze(-1)).flatten()
+    together = torch.equal(rows, torch.arange(first, first + m, device=rows.device))
+    step = m if together else ROWS_AT_ONCE
+    products = []
+    for at in range(0, m, step):
+        own = matrix[first : first + m] if together else matrix[rows[at : at + step]]
+        products.append(torch.bmm(own.unsqueeze(-2), updates[at : at + step].unsqueeze(-1)).flatten())
+    return torch.cat(products).to(torch.float64)
 
 
 PRESETS: dict[str, Published | Core] = {
     # As published. The paper names server-side clipping as part of the method and no radius: the median norm.
     "paper": Published(attackers=0.4, beta=0.01, clip="median"),
-    "hardened": Core(),
+    "hardened": Core(equal_losses="once"),
 }
 
 
@@ -269,7 +270,7 @@ def preset(name: str) -> Published | Core:
 
     `paper`: the published step, sparsity n - b_f fixed from round 1, beta 0.01, weights learned in 20 rounds,
     updates clipped to the median norm. It has to be told the share of attackers.
-    `hardened`: core judging with its measured defaults. It is told nothing.
+    `hardened`: core judging with its measured defaults, a block of equal losses counted once. It is told nothing.
 
     >>> type(preset("hardened")).__name__
     'Core'
