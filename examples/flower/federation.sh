@@ -59,7 +59,7 @@ echo "== SuperLink on 127.0.0.1:$PORT"
 flower-superlink --host 127.0.0.1 --port "$PORT" --ssl-ca-certfile "$WORK/ca.crt" --ssl-certfile "$WORK/server.pem" \
   --ssl-keyfile "$WORK/server.key" --enable-supernode-auth --disable-runtime-dependency-installation \
   --database "$WORK/state.db" > "$WORK/superlink.log" 2>&1 &
-STARTED+=($!)
+STARTED+=($!); disown
 for _ in $(seq 120); do
   (exec 3<>"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null && break
   kill -0 "${STARTED[0]}" 2>/dev/null || { cat "$WORK/superlink.log"; exit 1; }
@@ -73,7 +73,8 @@ for i in $(seq 0 $((NODES - 1))); do
   flower-supernode --root-certificates "$WORK/ca.crt" --superlink "127.0.0.1:$PORT" \
     --auth-supernode-private-key "$WORK/node$i" --host 127.0.0.1 --port $((NODE_PORT + i)) \
     --node-config "partition-id=$i num-partitions=$NODES" > "$WORK/node$i.log" 2>&1 &
-  STARTED+=($!)
+  STARTED+=($!); disown
+  echo "   site$i is node $(grep -o '[0-9]\{5,\}' "$WORK/register$i.json")"
 done
 
 echo "== flwr run (nodes 3 and 4 are malicious)"
