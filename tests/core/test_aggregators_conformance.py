@@ -65,8 +65,8 @@ EXAMPLES: dict[str, list[Example]] = {
     ],
     "geometric_median": [
         Example(agg.GeometricMedian(nu=1e-12, iterations=100, start="median"), 5),
-        Example(agg.GeometricMedian(start="median"), 5, frozenset({ROBUST})),
-        Example(agg.GeometricMedian(), 0, frozenset({ROBUST, BOUNDED})),
+        Example(agg.GeometricMedian(start="median"), 5, frozenset({ROBUST, SCALE})),
+        Example(agg.GeometricMedian(), 0, frozenset({ROBUST, BOUNDED, SCALE})),
         Example(
             agg.GeometricMedian(nu=0.1, start="zero"), 0, frozenset({ROBUST, BOUNDED, TRANSLATION, SCALE})
         ),

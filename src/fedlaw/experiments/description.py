@@ -190,7 +190,7 @@ class Experiment(_Described):
         """Everything a server says about its settings for so many clients and rounds."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said once, when the run starts
-            made = self.server(torch.zeros(1))
+            made = self.server(torch.zeros(1), reference=lambda round, params: params)
         asked = max(1, round(self.participation * self.clients))
         if isinstance(made, server.OnePhase) and (least := made.rule.minimum()) > asked:
             remedy = "lower f" if "f" in self.rule else "change its settings"
