@@ -1,0 +1,102 @@
+"""Results that come home: merged without loss, exported small, and never over something better."""
+
+import numpy as np
+import pytest
+
+from fedlaw.experiments.description import Experiment
+from fedlaw.experiments.runner import Callback, run
+from fedlaw.results import Store, StoreError, notes
+from fedlaw.results.export import export
+from fedlaw.results.merge import merge
+from tests.lab.test_runner import same
+
+TINY = {"clients": 20, "rounds": 4, "examples": 300, "malicious": 0.3, "attack": "lie"}
+
+
+class Stop(Callback):
+    """Ctrl-C after two rounds."""
+
+    def on_round(self, record):
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+
+def interrupted(experiment, store):
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment, store=store, callbacks=[Stop()])
+
+
+def test_runs_of_several_files_come_together(tmp_path):
+    a, b, home = (tmp_path / f"{name}.sqlite" for name in ("a", "b", "home"))
+    one, two = Experiment(**TINY, rule="mean"), Experiment(**TINY, rule="fedlaw")
+    run(one, store=a)
+    run(two, store=b)
+    notes.write(b, "sweep", "mine", {"id": "x", "runs": {"{}": two.id}})
+    done = merge([a, b], home)
+    assert (done.added, done.kept) == (2, 0)
+    assert merge([a, b], home).kept == 2
+    with Store(home, read_only=True) as here, Store(b, read_only=True) as there:
+        assert same(here.records(two.id), there.records(two.id))
+        assert here.find(two.id) == there.find(two.id)
+        mine, theirs = here.setup(two.id), there.setup(two.id)
+        assert all(np.array_equal(mine[key], theirs[key]) for key in theirs)
+    assert notes.read(home, "sweep")["mine"]["runs"] == {"{}": two.id}
+
+
+def test_what_got_further_wins_and_a_merged_run_goes_on(tmp_path):
+    a, home = tmp_path / "a.sqlite", tmp_path / "home.sqlite"
+    experiment = Experiment(**TINY, rule="fedlaw")
+    interrupted(experiment, a)
+    merge([a], home)
+    with Store(home, read_only=True) as store:
+        assert store.find(experiment.id).status == "interrupted"
+    resumed = run(experiment, store=home, resume=True)
+    assert same(resumed.records, run(experiment).records)
+    assert merge([a], home).kept == 1  # the interrupted one does not undo the finished one
+    assert merge([home], a).replaced == 1
+    with Store(a, read_only=True) as store:
+        assert store.find(experiment.id).status == "finished"
+
+
+def test_different_results_of_one_run_are_named(tmp_path):
+    a, b = tmp_path / "a.sqlite", tmp_path / "b.sqlite"
+    experiment = Experiment(**TINY, rule="mean")
+    run(experiment, store=a)
+    run(experiment, store=b)
+    with Store(b) as store:
+        store._connection.execute("UPDATE runs SET summary = json_set(summary, '$.test_accuracy', 0.123)")
+    assert merge([b], a).different == (experiment.id,)
+    with Store(a, read_only=True) as store:
+        assert store.find(experiment.id).summary["test_accuracy"] != 0.123
+
+
+def test_a_file_cannot_be_merged_into_itself(tmp_path):
+    run(**TINY, rule="mean", store=tmp_path / "a.sqlite")
+    with pytest.raises(StoreError, match="cannot be merged into itself"):
+        merge([tmp_path / "a.sqlite"], tmp_path / "a.sqlite")
+    with pytest.raises(StoreError, match="there are no results"):
+        merge([tmp_path / "none.sqlite"], tmp_path / "a.sqlite")
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_compact_files_keep_what_tables_need(tmp_path, weights):
+    full, small = tmp_path / "a.sqlite", tmp_path / "small.sqlite"
+    result = run(**TINY, rule="fedlaw", store=full)
+    export(full, small, compact=True, weights=weights)
+    with Store(small, read_only=True) as store:
+        records = store.records(result.id)
+        assert store.find(result.id).summary == result.summary
+    assert [r.test_accuracy for r in records] == [r.test_accuracy for r in result.records]
+    assert [r.epsilon for r in records] == [r.epsilon for r in result.records]
+    last, whole = records[-1], result.records[-1]
+    for name in ("weights", "statuses", "exclusions"):
+        assert np.array_equal(getattr(last, name), getattr(whole, name))
+    assert [r.weights is not None for r in records[:-1]] == [weights] * 3
+    assert all(r.statuses is None for r in records[:-1])
+    assert small.stat().st_size <= full.stat().st_size
+    assert not list(tmp_path.glob("small.sqlite-*"))
+    # At home the compact record does not replace the full one, and the full one replaces it.
+    assert merge([small], full).kept == 1
+    assert merge([full], small).replaced == 1
+    with pytest.raises(StoreError, match="is there already"):
+        export(full, small)
