@@ -170,6 +170,6 @@ def test_every_small_description_runs(tmp_path):
         sweep = reproduce.load(name, "small")
         planned = sweep.only({"seed": [str(sweep.seeds[0])]}).planned()
         planned = planned[:: max(1, len(planned) // 12)]
-            plan = make_plan(sweep, tmp_path / "a.sqlite", planned=planned, measure=False)
+        plan = make_plan(sweep, tmp_path / "a.sqlite", planned=planned, measure=False)
         assert conduct(plan, tmp_path / "a.sqlite").failures == [], name
     assert len(collect(tmp_path / "a.sqlite")) == len(reproduce.names())
