@@ -5,8 +5,10 @@ import pytest
 from fedlaw.experiments import reproduce, search
 from fedlaw.experiments._files import DescriptionError
 from fedlaw.experiments.conduct import conduct, make_plan, run_sweep
-from fedlaw.experiments.sweep import Sweep
+from fedlaw.experiments.engines.local import Local
+from fedlaw.experiments.sweep import Planned, Sweep
 from fedlaw.report.cells import collect, published_values
+from fedlaw.report.html import write
 from fedlaw.report.tables import tables
 from fedlaw.results import Store, notes
 
@@ -165,11 +167,16 @@ def test_a_part_of_the_small_table_end_to_end(tmp_path):
 
 @pytest.mark.slow
 def test_every_small_description_runs(tmp_path):
-    """One seed of a few cells of each: every attack, rule and condition that it names is sound."""
+    """Three rounds of a few cells of each: every attack, rule and condition that it names is sound."""
     for name in reproduce.names():
         sweep = reproduce.load(name, "small")
         planned = sweep.only({"seed": [str(sweep.seeds[0])]}).planned()
-        planned = planned[:: max(1, len(planned) // 12)]
-        plan = make_plan(sweep, tmp_path / "a.sqlite", planned=planned, measure=False)
-        assert conduct(plan, tmp_path / "a.sqlite").failures == [], name
+        some = [
+            Planned(each.labels, each.experiment.replace(rounds=3))
+            for each in planned[:: max(1, len(planned) // 15)]
+        ]
+        plan = make_plan(sweep, tmp_path / "a.sqlite", planned=some, measure=False)
+        assert conduct(plan, tmp_path / "a.sqlite", engine=Local(1)).failures == [], name
     assert len(collect(tmp_path / "a.sqlite")) == len(reproduce.names())
+    page = write(tmp_path / "a.sqlite", tmp_path / "report").read_text("utf-8")
+    assert page.count("<section") == len(reproduce.names())

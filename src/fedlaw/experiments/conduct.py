@@ -51,6 +51,7 @@ class Plan:
         status: run id to its status in the store; "new" where it is not there.
         stacks: what is to be run, in stacks.
         seconds: how long that may take, all processes together; None: not estimated.
+        counts: how many runs have which status. paces: what is known of the speed of each shape.
     """
 
     sweep: Sweep
@@ -59,6 +60,7 @@ class Plan:
     stacks: list[list[Experiment]]
     seconds: float | None = None
     counts: Counter[str] = field(default_factory=Counter)
+    paces: dict[str, Measured] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
@@ -118,7 +120,6 @@ def make_plan(
         key = f"{'cpu' if on_cpu else 'gpu'} {shape}"
         if key not in paces and measure:
             paces[key] = try_out(group, execution)
-            notes.write(store, notes.PACE, key, vars(paces[key]))
         known = paces.get(key)
         limit = stack or (_CPU_STACK if on_cpu else _GPU_STACK)
         if known is not None:
@@ -133,7 +134,7 @@ def make_plan(
             seconds += sum(known.build + known.round * each.rounds for each in group)
     share = max(1, min(side_by_side, len(stacks)))
     counts = Counter(status.values())
-    return Plan(sweep, planned, status, stacks, None if seconds is None else seconds / share, counts)
+    return Plan(sweep, planned, status, stacks, None if seconds is None else seconds / share, counts, paces)
 
 
 def conduct(
@@ -152,6 +153,8 @@ def conduct(
     """
     store = Path(store)
     note_sweep(store, plan.sweep, plan.planned)
+    with Store(store) as opened:
+        notes.put(opened._connection, {(notes.PACE, key): vars(pace) for key, pace in plan.paces.items()})
     outcomes: dict[str, Outcome] = {}
     said: list[str] = []
 

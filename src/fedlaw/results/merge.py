@@ -74,8 +74,8 @@ def _merge_one(there: Store, here: Store, also_running: bool) -> Merged:
             one, other = (x.summary.get("test_accuracy") for x in (mine, info))
             if one != other:
                 different.append(info.id)
-        before = (-1, 0, 0) if mine is None else (_RANK[mine.status], mine.done, _weights(ours, info.id))
-        now = (_RANK[info.status], info.done, _weights(theirs, info.id))
+        before = (-1, 0, 0) if mine is None else (_RANK[mine.status], mine.done, _details(ours, info.id))
+        now = (_RANK[info.status], info.done, _details(theirs, info.id))
         if mine is not None and (now <= before or info.id in different):
             kept += 1
             continue
@@ -91,9 +91,9 @@ def _merge_one(there: Store, here: Store, also_running: bool) -> Merged:
     return Merged(added, replaced, kept, running, tuple(different))
 
 
-def _weights(connection: sqlite3.Connection, run: str) -> int:
-    """Rounds of a run whose weights are recorded."""
-    query = "SELECT count(weights) FROM rounds WHERE run = ?"
+def _details(connection: sqlite3.Connection, run: str) -> int:
+    """How much is recorded of the clients of a run, round by round."""
+    query = "SELECT count(weights) + count(statuses) FROM rounds WHERE run = ?"
     return int(connection.execute(query, (run,)).fetchone()[0])
 
 
