@@ -101,7 +101,7 @@ def test_geometric_median(seed: int, n: int, d: int, start: str) -> None:
     for _ in range(3):
         pull = np.array([counts[i] / counts.sum() / max(1e-6, np.linalg.norm(v - x[i])) for i in range(n)])
         v = pull @ x / pull.sum()
-    rule = agg.create("rfa", start=start)
+    rule = agg.create("rfa", start=start, weighted=True)
     np.testing.assert_allclose(run(rule, x, counts=torch.from_numpy(counts)), v, atol=1e-9)
 
 
@@ -115,7 +115,7 @@ def huber_loss(c: Array, x: Array, counts: Array, tau: float) -> float:
 def test_huber_minimises_its_loss(seed: int, n: int, d: int, tau: float) -> None:
     x = rows(seed, n, d)
     counts = np.random.default_rng(seed).integers(1, 9, n).astype(float)
-    rule = agg.Huber(tau, tolerance=1e-12, iterations=20_000)
+    rule = agg.Huber(tau, tolerance=1e-12, iterations=20_000, weighted=True)
     ours = run(rule, x, counts=torch.from_numpy(counts))
     best = minimize(huber_loss, x.mean(0), args=(x, counts, tau), method="BFGS", options={"gtol": 1e-9})
     assert huber_loss(ours, x, counts, tau) <= best.fun * (1 + 1e-9)
