@@ -14,7 +14,7 @@ from fedlaw.experiments._files import DescriptionError
 from fedlaw.experiments.conduct import make_plan, run_sweep
 from fedlaw.experiments.description import Execution, Experiment
 from fedlaw.experiments.engines import run_stack
-from fedlaw.experiments.runner import run
+from fedlaw.experiments.runner import run, run_together
 from fedlaw.experiments.sweep import Sweep
 from fedlaw.results import Store, StoreError, notes
 from tests.lab.test_runner import same
@@ -173,6 +173,23 @@ def test_a_broken_run_fails_alone(tmp_path):
         assert same(run(good[1]).records, opened.records(good[1].id))
 
 
+def test_too_little_memory_for_a_stack_mends_itself(tmp_path, monkeypatch):
+    """A stack that does not fit is halved until it does; nothing is lost, nothing fails."""
+    sizes = []
+
+    def scarce(experiments, **settings):
+        sizes.append(len(experiments))
+        if len(experiments) > 2:
+            raise MemoryError
+        return run_together(experiments, **settings)
+
+    monkeypatch.setattr("fedlaw.experiments.engines.base.run_together", scarce)
+    experiments = [Experiment(**TINY, rule="mean", seed=seed) for seed in range(5)]
+    outcomes = run_stack(experiments, store=tmp_path / "a.sqlite", execution=Execution())
+    assert [(each.run, each.status) for each in outcomes] == [(e.id, "finished") for e in experiments]
+    assert sizes == [5, 2, 3, 1, 2]
+
+
 def broken():
     """A data set that cannot be read."""
     raise RuntimeError("broken on purpose")
@@ -228,7 +245,8 @@ def look(path):
         return []
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
 def test_killed_and_told_again_ends_with_the_same_bits(tmp_path, processes):
     """kill -9 in the middle, the same command: only what was missing runs, and every number is the same."""
     (tmp_path / "s.toml").write_text(FILE)

@@ -82,8 +82,9 @@ def _line(axes: Axes, line: Line, chart: Chart, numbers: dict[str, int]) -> None
         label=line.name,
     )
     if any(line.spread):
-        low = [y - s for y, s in zip(line.y, line.spread, strict=True)]
-        high = [y + s for y, s in zip(line.y, line.spread, strict=True)]
+        bounds = (0.0, 100.0) if chart.y.endswith("(%)") else (-math.inf, math.inf)
+        low = [max(bounds[0], y - s) for y, s in zip(line.y, line.spread, strict=True)]
+        high = [min(bounds[1], y + s) for y, s in zip(line.y, line.spread, strict=True)]
         axes.fill_between(line.x, low, high, color=colour, alpha=0.13, linewidth=0)
 
 

@@ -90,8 +90,9 @@
     for (const line of shown) {
       const stroke = colour(chart, line), at = line.x.map((x, i) => [X(x), Y(line.y[i])]);
       if (line.spread.some((s) => s > 0) && !line.published) {
-        const up = line.x.map((x, i) => `${X(x)},${Y(line.y[i] + line.spread[i])}`);
-        const down = line.x.map((x, i) => `${X(x)},${Y(line.y[i] - line.spread[i])}`).reverse();
+        const within = (y) => Y(Math.max(range.y0, Math.min(range.y1, y)));
+        const up = line.x.map((x, i) => `${X(x)},${within(line.y[i] + line.spread[i])}`);
+        const down = line.x.map((x, i) => `${X(x)},${within(line.y[i] - line.spread[i])}`).reverse();
         svg.append(make("path", { d: `M${[...up, ...down].join("L")}Z`, fill: stroke, opacity: 0.12 }));
       }
       if (line.published) {
