@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ CENTERS = torch.tensor([[2.0, 0, 0, 0], [0, 2.0, 0, 0], [0, 0, 2.0, 0]])
 Fault = Callable[[Message, Message], list[Message]]
 
 
+@cache
 def examples(seed: int, count: int = 60) -> tuple[Tensor, Tensor]:
     stream = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, CLASSES, (count,), generator=stream)
@@ -46,18 +48,16 @@ def accuracy(arrays: ArrayRecord) -> float:
 def fit(state: dict[str, Tensor], part: int) -> Trained:
     """Five steps of gradient descent; the last two clients send the opposite of what they learned."""
     inputs, labels = examples(part)
-    params = {name: x.clone().requires_grad_() for name, x in state.items()}
-
-    def loss() -> Tensor:
-        return torch.nn.functional.cross_entropy(inputs @ params["weight"].T + params["bias"], labels)
-
+    trained = {name: x.clone() for name, x in state.items()}
     for _ in range(5):
-        for name, gradient in zip(params, torch.autograd.grad(loss(), list(params.values())), strict=True):
-            params[name] = (params[name] - ALPHA * gradient).detach().requires_grad_()
-    trained = {name: x.detach() for name, x in params.items()}
+        scores = inputs @ trained["weight"].T + trained["bias"]
+        error = (scores.softmax(1) - torch.nn.functional.one_hot(labels, CLASSES)) / len(labels)
+        trained["weight"] -= ALPHA * error.T @ inputs
+        trained["bias"] -= ALPHA * error.sum(0)
+    loss = torch.nn.functional.cross_entropy(inputs @ trained["weight"].T + trained["bias"], labels)
     if 100 + part in ATTACKERS:
         trained = {name: 2 * state[name] - x for name, x in trained.items()}
-    return Trained(trained, float(loss().detach()), len(labels))
+    return Trained(trained, float(loss), len(labels))
 
 
 def wrapped_app() -> ClientApp:
