@@ -191,6 +191,18 @@ def test_single_runs_have_a_report_too(tmp_path):
         write(tmp_path / "a.sqlite", tmp_path / "file")
 
 
+@pytest.mark.parametrize("axes", [{}, {"rule": ["mean"], "attack": ["lie", "label_flip"], "q": [0.6]}])
+def test_a_sweep_that_asks_for_nothing_is_shown_all_the_same(tmp_path, axes):
+    base = {**SWEEP["base"], "malicious": 0.3, "rounds": 1}
+    sweep = Sweep.parse({"name": "plain", "base": {k: base[k] for k in base if k not in axes}, "axes": axes})
+    run_sweep(sweep, tmp_path / "a.sqlite", processes=1, measure=False)
+    page = write(tmp_path / "a.sqlite", tmp_path / "out")
+    assert len(page_data(page)["cells"]) == (
+        4 if axes else 1
+    )  # two attacks, the worst of them, the worst of all
+    assert len(page_data(page)["charts"]) == (1 if axes else 0)
+
+
 # ------------------------------------------------------------------------------------------ in a browser
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
@@ -237,3 +249,19 @@ def test_the_page_works_in_a_browser(store, page, browse, width):
     mean, std = statistics.fmean(values), statistics.stdev(values)
     assert text.startswith(f"{mean:.2f} ± {std:.2f} 92.72 ({mean - 92.72:+.2f})")
     assert found.sweep.name == "small table"
+
+
+def test_a_number_opens_its_origin(store, page, browse):
+    """A click on a cell shows the ids of its runs and their description."""
+    text = page.read_text("utf-8")
+    click = '<script>document.querySelector("[data-cell]").click()</script></body>'
+    clicked = page.with_name("clicked.html")
+    clicked.write_text(text.replace("</body>", click), "utf-8")
+    document, console = browse(clicked, 1280)
+    assert console == []
+    opened = document[document.index("<dialog") : document.index("</dialog>")]
+    assert opened.startswith('<dialog id="origin" open')
+    for run in page_data(page)["cells"][0]["runs"]:
+        assert run in opened
+    assert html.escape('"name": "fedlaw"', quote=False) in opened
+    assert "torch" in opened

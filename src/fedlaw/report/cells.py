@@ -46,6 +46,37 @@ class Found:
         """Places without a finished run."""
         return [place for place in self.places if not place.finished]
 
+    @property
+    def shows(self) -> list[Mapping[str, Any]]:
+        """What the sweep wants shown; without a word of it, a table and the curves of test accuracy."""
+        if self.sweep.show:
+            return list(self.sweep.show)
+        axes = list(self.sweep.axes)
+        rows = next((axis for axis in ("method", "rule") if axis in axes), axes[-1] if axes else None)
+        split = next((axis for axis in ("attack", "dataset") if axis in axes and axis != rows), None)
+        columns = [axis for axis in axes if axis not in (rows, split)]
+        shown: list[Mapping[str, Any]] = [
+            {
+                "kind": "table",
+                "title": "Test accuracy (%)",
+                "split": split,
+                "rows": rows,
+                "columns": columns,
+                "value": "test_accuracy",
+                "worst": "attack" if split == "attack" else None,
+            }
+        ]
+        if rows is not None:
+            panels = [axis for axis in axes if axis != rows]
+            curves = {
+                "kind": "curves",
+                "title": "Test accuracy by round",
+                "value": "test_accuracy",
+                "x": "round",
+            }
+            shown.append({**curves, "lines": rows, "panels": panels})
+        return shown
+
     def labels(self, axis: str) -> list[Any]:
         """Labels of an axis that have a place, in the order of the sweep."""
         there = [place.labels[axis] for place in self.places if axis in place.labels]

@@ -84,13 +84,13 @@ class _Page:
             f'<p class="state"><code>{escape(sweep.name)}</code>: {done} of {len(found.places)} runs finished, '
             f"{len(found.labels('seed'))} seeds</p>"
         )
-        if any("published" in show for show in sweep.show):
+        if any("published" in show for show in found.shows):
             pieces.append(
                 '<label class="switch"><input type="checkbox" data-paper checked> '
                 "published value and difference beneath ours</label>"
             )
         made: list[Table] = []
-        for number, show in enumerate(sweep.show):
+        for number, show in enumerate(found.shows):
             pieces.append(self._show(found, show, f"{anchor}-{number + 1}", made))
         if made:
             self._table_files(anchor, made)

@@ -15,7 +15,7 @@ def summary(store: str | os.PathLike[str], name: str) -> None:
     for found in collect(store):
         if found.sweep.name != name:
             continue
-        for show in found.sweep.show:
+        for show in found.shows:
             if show["kind"] != "table":
                 continue
             for table in tables(found, show):
