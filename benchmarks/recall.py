@@ -137,6 +137,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--attacks", nargs="+", default=[*ATTACKS], choices=[*ATTACKS])
     parser.add_argument("--q", type=float, nargs="+", default=[0.9, 0.6])
+    parser.add_argument("--only", default="", help="only runs whose name begins so: hardened, oracle, fedavg")
     parser.add_argument("--stack", type=int, default=16, help="experiments trained together")
     parser.add_argument("--precision", default="float32", choices=["float32", "tf32"])
     parser.add_argument("--rounds", type=int, default=200)
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help="write PATH.csv and PATH.npz from the store and stop")
     given = parser.parse_args()
     runs = plan(given.seeds, given.attacks, given.q, rounds=given.rounds, clients=given.clients)
+    runs = {name: experiment for name, experiment in runs.items() if name.startswith(given.only)}
     if given.report:
         return report(given.store, runs, given.report)
     with Store(given.store) as store:

@@ -463,3 +463,33 @@ def test_every_field_of_a_record_is_a_column(tmp_path: Path) -> None:
     with Store(tmp_path / "a.sqlite") as store:
         columns = {row[1] for row in store._connection.execute("PRAGMA table_info(rounds)")}
     assert columns == {"run", "attacker_weight", *(f.name for f in dataclasses.fields(RoundRecord))}
+
+
+def test_many_processes_may_make_the_same_store_at_once(tmp_path: Path) -> None:
+    """Each opens the new file at the same moment; one that found it locked used to give up."""
+    script = (
+        "import sys, time\n"
+        "from fedlaw.results import Store\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "for i in range(12):\n"
+        "    Store(f'{sys.argv[1]}/{i}.sqlite').close()\n"
+    )
+    crowd = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(5)
+    ]
+    for process in crowd:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in crowd:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    said = [process.communicate()[1] for process in crowd]
+    assert [process.returncode for process in crowd] == [0] * 5, said

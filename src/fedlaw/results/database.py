@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,14 +88,20 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         with path.open("rb") as file:
             if file.read(16) != b"SQLite format 3\0":
                 raise StoreError(_NOT_OURS.format(path))
-    try:
-        connection = _open(path, read_only)
-        _prepare(connection, path, read_only)
-    except sqlite3.Error as error:
-        raise StoreError(
-            f"--store {path}: cannot be opened ({error}); name another file with --store"
-        ) from None
-    return connection
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection = _open(path, read_only)
+            _prepare(connection, path, read_only)
+            return connection
+        except sqlite3.Error as error:
+            # SQLite waits for another process's lock, but not when it changes the journal's mode: then we do.
+            if "locked" in str(error) and time.monotonic() < deadline:
+                time.sleep(0.02)
+                continue
+            raise StoreError(
+                f"--store {path}: cannot be opened ({error}); name another file with --store"
+            ) from None
 
 
 def _open(path: Path, read_only: bool) -> sqlite3.Connection:
