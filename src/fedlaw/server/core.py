@@ -40,16 +40,16 @@ from fedlaw.server.judge import (
     Evidence,
     Examined,
     Exclusion,
+    Scheduled,
     Status,
     Verdict,
     at_least,
-    refreshing,
     share,
 )
 
 
 @dataclass(frozen=True)
-class Core(CoreSettings):
+class Core(CoreSettings, Scheduled):
     """Judging by a core; the settings are those of `CoreSettings`, their defaults those of preset `hardened`.
 
     >>> Core().bind(n=200, rounds=200).judged_rounds
@@ -73,19 +73,6 @@ class Core(CoreSettings):
         )  # fmt: skip
 
     # -------------------------------------------------------------------------------------- schedule
-    def frozen(self, state: CoreState) -> bool:
-        """Whether members have been chosen."""
-        return bool(state.frozen.all())
-
-    def in_burst(self, state: CoreState) -> bool:
-        """Whether the coming round belongs to a refresh: the last `refresh_rounds` of every period."""
-        since = int(state.since.max())
-        return self.frozen(state) and refreshing(since, self.refresh_period, self.refresh_rounds)
-
-    def phases(self, state: CoreState) -> int:
-        """Two while judging and in a refresh, one otherwise."""
-        return 2 if not self.frozen(state) or self.in_burst(state) else 1
-
     def eligible(self, state: CoreState) -> Tensor:
         """All but the excluded while judging and in a refresh; members otherwise."""
         alive = state.excluded == 0

@@ -163,10 +163,22 @@ def at_least(fraction: float, n: int) -> int:
     return math.ceil(fraction * n - 1e-9)
 
 
-def refreshing(since: int, period: int, rounds: int) -> bool:
-    """Whether the round `since` rounds after the freeze belongs to a refresh: the last `rounds` of every period.
+class Scheduled:
+    """When a judge with a freeze and refreshes has two phases; settings say how often, the state how long ago."""
 
-    >>> [refreshing(since, period=5, rounds=2) for since in range(6)]
-    [False, False, False, True, True, False]
-    """
-    return period > 0 and since % period >= period - rounds
+    refresh_period: int
+    refresh_rounds: int
+
+    def frozen(self, state: Any) -> bool:
+        """Whether weights are final (until a refresh)."""
+        return bool(state.frozen.all())
+
+    def in_burst(self, state: Any) -> bool:
+        """Whether the coming round belongs to a refresh: the last `refresh_rounds` of every period."""
+        if not self.refresh_period or not self.frozen(state):
+            return False
+        return int(state.since.max()) % self.refresh_period >= self.refresh_period - self.refresh_rounds
+
+    def phases(self, state: Any) -> int:
+        """Two while weights are learned and in a refresh, one otherwise."""
+        return 2 if not self.frozen(state) or self.in_burst(state) else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -44,9 +45,9 @@ class _Collecting(Server):
             skipped = self._apply(vector)
         return self._report(weights=weights, skipped=skipped)
 
+    @abstractmethod
     def _combine(self, rows: Tensor, updates: Tensor) -> tuple[Tensor | None, Tensor | None, str | None]:
         """The step (d,) and the weights (n,) from the answered `rows` of updates (n, d), or why there is none."""
-        raise NotImplementedError
 
 
 class OnePhase(_Collecting):

@@ -23,10 +23,10 @@ from fedlaw.server.judge import (
     Evidence,
     Examined,
     Exclusion,
+    Scheduled,
     Status,
     Verdict,
     at_least,
-    refreshing,
     share,
 )
 from fedlaw.simplex import check_feasible, project_unchecked
@@ -49,7 +49,7 @@ class PublishedState:
 
 
 @dataclass(frozen=True)
-class Learned(ABC):
+class Learned(Scheduled, ABC):
     """Settings that the published step and BSUM share.
 
     Attributes:
@@ -143,19 +143,6 @@ class Learned(ABC):
         )
 
     # -------------------------------------------------------------------------------------- schedule
-    def frozen(self, state: PublishedState) -> bool:
-        """Whether weights are final."""
-        return bool(state.frozen.all())
-
-    def in_burst(self, state: PublishedState) -> bool:
-        """Whether the coming round belongs to a refresh: the last `refresh_rounds` of every period."""
-        since = int(state.since.max())
-        return self.frozen(state) and refreshing(since, self.refresh_period, self.refresh_rounds)
-
-    def phases(self, state: PublishedState) -> int:
-        """Two while weights are learned, one otherwise."""
-        return 2 if not self.frozen(state) or self.in_burst(state) else 1
-
     def eligible(self, state: PublishedState) -> Tensor:
         """Everybody while weights are learned, those with weight otherwise."""
         return torch.ones_like(state.dropped) if self.phases(state) == 2 else state.weights > 0
