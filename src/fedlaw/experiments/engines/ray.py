@@ -48,7 +48,9 @@ class Ray:
         mine = not ray.is_initialized()
         if mine:
             known = self.address or os.environ.get("RAY_ADDRESS")
-            started = {} if known else {"num_cpus": self.cpus, "include_dashboard": False}
+            # A cluster of our own serves this machine only: it listens on loopback.
+            own = {"num_cpus": self.cpus, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+            started = {} if known else own
             ray.init(address=known, log_to_driver=False, configure_logging=False, **started)
         alone = execution.model_copy(update={"threads": 1}) if execution.device == "cpu" else execution
         task = ray.remote(_work).options(
