@@ -13,7 +13,8 @@ from typing import NoReturn, TextIO
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command with `arguments` (those of the process, if None) and exit.
 
-    Exit codes: 0 done, 2 a mistake of the user's (one line on stderr says which), 130 interrupted.
+    Exit codes: 0 done, 1 code of one's own broke down, 2 a mistake of the user's, 130 interrupted; a line on stderr
+    says what it was.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
@@ -28,10 +29,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:  # whoever read our output has gone: not a mistake
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except (ValueError, OSError, ImportError, sqlite3.Error) as error:
+    except sqlite3.DatabaseError as error:
+        if debug:
+            raise
+        _fail(
+            f"--store: the results file is damaged or in use ({error}); restore a copy or name another file"
+        )
+    except (ValueError, OSError, ImportError) as error:
         if debug:
             raise
         _fail(str(error) or type(error).__name__)
+    except Exception as error:  # somebody's own model, data set, rule or attack, most likely
+        if debug:
+            raise
+        _fail(f"{type(error).__name__}: {error} (--debug shows where)", 1)
 
 
 def _call(arguments: list[str]) -> int:

@@ -102,10 +102,12 @@ def list_results(context: typer.Context, store: StoreOption = cli_run.STORE) -> 
 
 
 @results_app.command("show")
-def show_result(run: RunArgument, store: StoreOption = cli_run.STORE) -> None:
+def show_result(context: typer.Context, run: RunArgument, store: StoreOption = cli_run.STORE) -> None:
     """Show one run: its settings, what made it, what it came to."""
     from fedlaw.results import Store
 
+    if store == cli_run.STORE and context.parent is not None:  # given before the word `show`
+        store = context.parent.params.get("store", store)
     with Store(store, read_only=True) as opened:
         cli_show.run(opened.resolve(run))
 

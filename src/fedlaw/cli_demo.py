@@ -26,6 +26,7 @@ def show(*, seed: int, rounds: int, clients: int, attack: str, output: Path) -> 
     console = Console()
     described = demo.experiments(seed=seed, rounds=rounds, clients=clients, attack=attack)
     one = next(iter(described.values()))
+    output.mkdir(parents=True, exist_ok=True)  # what cannot be written to is said before the training
     print(
         f"digits, {clients} clients, {one.malicious_count} of them attack: {attack} (seed {seed})", flush=True
     )

@@ -96,6 +96,17 @@ def _run(experiment: Experiment, store: Path, execution: Any, resume: bool, argu
     from fedlaw.experiments import runner
     from fedlaw.results import AlreadyFinished, Store
 
+    for note in _oddities(experiment):
+        print(f"fedlaw: note: {note}", file=sys.stderr)
+    if not resume and store.exists():
+        with Store(store, read_only=True) as opened:
+            info = opened.find(experiment.id)
+        if info is not None and info.status == "interrupted" and info.done:
+            resume = True
+            print(
+                f"fedlaw: note: run {experiment.id[:8]} was interrupted: going on where it was saved",
+                file=sys.stderr,
+            )
     progress: Any = cli_show.progress()
     try:
         with progress:
@@ -118,7 +129,19 @@ def _run(experiment: Experiment, store: Path, execution: Any, resume: bool, argu
         )
         raise typer.Exit(130) from None
     cli_show.summary(result.summary)
-    print(f"run {result.id[:8]} is in {store}: `fedlaw plot {result.id[:8]}` draws it")
+    where = [] if store == STORE else ["--store", str(store)]
+    draw = shlex.join(["fedlaw", "plot", result.id[:8], *where])
+    print(f"run {result.id[:8]} is in {store}: `{draw}` draws it")
+
+
+def _oddities(experiment: Experiment) -> list[str]:
+    """What is allowed and hardly meant."""
+    attack, attackers = experiment.attack["name"], experiment.malicious_count
+    if attack != "none" and not attackers:
+        return [f"attack {attack!r} and no attackers: --malicious 0.4 makes 40 % of the clients malicious"]
+    if attack == "none" and attackers:
+        return [f"{attackers} malicious clients and no attack: they behave honestly; --attack names one"]
+    return []
 
 
 # ------------------------------------------------------------------------------------------ settings

@@ -176,6 +176,8 @@ def summary(values: Mapping[str, Any]) -> None:
     for key, words in (("skipped_rounds", "rounds skipped"), ("refusals", "replies refused")):
         if values.get(key):
             rows.append((words, str(values[key])))
+    if values.get("skipped_why"):
+        rows.append(("the last of them", str(values["skipped_why"])))
     if values.get("seconds") is not None:
         rows.append(("time", _duration(values["seconds"])))
     table(("", ""), rows)

@@ -361,3 +361,40 @@ def test_the_verdict_says_what_the_figures_say() -> None:
     assert "FedAvg is ahead of FedLAW by 50 points." in bad
     assert "0 of the 12 attackers and 9 of the 18" in bad
     assert "within a point" in demo.verdict({"A": fake(0.9), "B": fake(0.901)})
+
+
+def test_the_same_command_goes_on_after_an_interruption(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --resume too: nothing that was saved is thrown away by typing the command again."""
+
+    class Stop(runner.Callback):
+        def on_round(self, record: RoundRecord) -> None:
+            if record.round == 3:
+                raise KeyboardInterrupt
+
+    store = tmp_path / "s.sqlite"
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(Experiment(rounds=5, examples=300, rule="mean"), store=store, callbacks=[Stop()])
+    with pytest.raises(SystemExit) as end:
+        cli.main(["run", "--rounds", "5", "--examples", "300", "--rule", "mean", "--store", str(store)])
+    assert end.value.code == 0
+    said = capsys.readouterr()
+    assert "going on where it was saved" in said.err
+    assert f"--store {store}" in said.out
+    with pytest.raises(SystemExit):
+        cli.main(["results", "--store", str(store), "show", "last"])
+    assert "finished" in capsys.readouterr().out
+
+
+def test_what_is_hardly_meant_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = str(tmp_path / "s.sqlite")
+    common = ["run", "--rounds", "1", "--examples", "300", "--store", store]
+    with pytest.raises(SystemExit):
+        cli.main([*common, "--attack", "label_flip"])
+    said = capsys.readouterr()
+    assert "no attackers" in said.err
+    assert "attackers found" not in said.out
+    with pytest.raises(SystemExit):
+        cli.main([*common, "--malicious", "0.4"])
+    assert "no attack" in capsys.readouterr().err

@@ -217,6 +217,7 @@ def summarize(lab: Lab, records: list[RoundRecord]) -> dict[str, Any]:
         "bytes_up": sum(r.bytes_up for r in records),
         "bytes_down": sum(r.bytes_down for r in records),
         "skipped_rounds": sum(r.skipped is not None for r in records),
+        "skipped_why": next((r.skipped for r in reversed(records) if r.skipped), None),
         "refusals": sum(len(r.refusals) for r in records),
         "diverged": lab.federation.diverged,
         "seconds": sum(r.seconds for r in records),
@@ -226,9 +227,11 @@ def summarize(lab: Lab, records: list[RoundRecord]) -> dict[str, Any]:
         found = Detection(
             *(int(getattr(last, f"{a}_{b}") or 0) for a, b in _COUNTS),
         )
+        attackers = found.true_positives + found.false_negatives
         summary |= {
-            "recall": found.recall,
-            "precision": found.precision,
+            # Without attackers there is nothing to find: no figure rather than a perfect one.
+            "recall": found.recall if attackers else None,
+            "precision": found.precision if attackers else None,
             "honest_excluded": found.false_exclusion_rate,
             "minority_excluded": last.minority_excluded,
         }
