@@ -157,11 +157,12 @@ def _pragma(connection: sqlite3.Connection, name: str) -> int:
 
 def _is_new(connection: sqlite3.Connection, path: Path) -> bool:
     """Whether the file has nothing in it; a StoreError if what it has is not ours."""
-    if _pragma(connection, "application_id") == APPLICATION:
-        return False
-    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+    # In this order: another process may be making the file between the two, and it writes both at once.
+    if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        return True
+    if _pragma(connection, "application_id") != APPLICATION:
         raise StoreError(_NOT_OURS.format(path))
-    return True
+    return False
 
 
 @contextmanager

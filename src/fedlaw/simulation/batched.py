@@ -70,9 +70,9 @@ class BatchedKernel:
             param[: len(theta)].copy_(theta[:, at : at + size].view(len(theta), *param.shape[1:]))
             at += size
 
-    def flat(self, k: int) -> Tensor:
-        """The parameters (k, d) of jobs 0..k-1."""
-        return torch.cat([param[:k].flatten(1) for param in self._params.values()], dim=1)
+    def flat(self, k: int, out: Tensor | None = None) -> Tensor:
+        """The parameters (k, d) of jobs 0..k-1, written into `out` if given."""
+        return torch.cat([param[:k].flatten(1) for param in self._params.values()], dim=1, out=out)
 
     def step(self, lo: int, x: Tensor, y: Tensor, weight: Tensor, lr: float) -> None:
         """One SGD step of jobs lo, lo+1, ... on x (k, w, ...), y (k, w), examples weighted by `weight` (k, w)."""

@@ -58,8 +58,8 @@ class VmapKernel:
         for name, tensor in unflatten(theta, self._slots).items():
             self._state[name][: len(theta)].copy_(tensor)
 
-    def flat(self, k: int) -> Tensor:
-        return torch.cat([tensor[:k].flatten(1) for tensor in self._state.values()], dim=1)
+    def flat(self, k: int, out: Tensor | None = None) -> Tensor:
+        return torch.cat([tensor[:k].flatten(1) for tensor in self._state.values()], dim=1, out=out)
 
     def step(self, lo: int, x: Tensor, y: Tensor, weight: Tensor, lr: float) -> None:
         self._model.train()
