@@ -324,7 +324,7 @@ def test_texts_of_clients_reach_neither_logs_nor_metrics_nor_the_store(
         repr(strategy.server.refusals),
         store.read_bytes().decode("latin1"),
     ):
-        assert "4711" not in text
+        assert "PATIENT" not in text
         assert "Traceback" not in text
 
 
