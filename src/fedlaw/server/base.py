@@ -189,14 +189,15 @@ class Server(ABC):
         except TypeError:
             return None
 
-    def _standing(self, client: Any) -> Reason:
+    def _standing(self, client: Any, wanted: Tensor | list[bool], answered: Tensor | list[bool]) -> Reason:
+        """Whether a reply of `client` may count: it was asked and has not answered yet."""
         row = self._row(client)
-        if row is None or not bool(self._wanted[row]):
+        if row is None or not wanted[row]:
             return Reason.NOT_ASKED
-        return Reason.DUPLICATE if bool(self._answered[row]) else Reason.USABLE
+        return Reason.DUPLICATE if answered[row] else Reason.USABLE
 
     def _tell_one(self, reply: Reply) -> None:
-        reason = self._standing(reply.client)
+        reason = self._standing(reply.client, self._wanted, self._answered)
         now = ((reply.round, self.round), (reply.phase, self.phase))
         if reason is Reason.USABLE and not all(
             told is None or (type(told) is int and told == current) for told, current in now
@@ -242,15 +243,14 @@ class Server(ABC):
         wanted, answered = self._wanted.tolist(), self._answered.tolist()
         places, rows = [], []
         for place, client in enumerate(clients):
-            row = self._row(client)
-            if row is None or not wanted[row]:
-                self._refuse(client, Reason.NOT_ASKED)
-            elif answered[row]:
-                self._refuse(client, Reason.DUPLICATE)
-            else:
-                answered[row] = True
-                places.append(place)
-                rows.append(row)
+            reason = self._standing(client, wanted, answered)
+            if reason is not Reason.USABLE:
+                self._refuse(client, reason)
+                continue
+            row = self._index[client]
+            answered[row] = True
+            places.append(place)
+            rows.append(row)
         losses = None if losses is None else losses.detach().to(torch.float64).to(device)
         counts = None if counts is None else counts.detach().to(torch.float64).to(device)
         norms = row_norms(updates)
