@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedlaw._random import client_keys
 from fedlaw.simulation import Backend, Jobs, LocalWork, Trained, shuffled, train
 
 # Awkward on purpose: sizes that are no multiple of anything, batches and layers that fill no cache line.
@@ -32,7 +33,7 @@ def setting(make: object, seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor
     sizes = torch.tensor(SIZES).roll(seed)
     n, total = len(SIZES), sum(SIZES)
     index = (sizes.cumsum(0) - sizes)[:, None] + torch.arange(int(sizes.max()))
-    order = shuffled(index, sizes, 2, torch.Generator().manual_seed(seed))
+    order = shuffled(index, sizes, 2, client_keys(len(sizes), seed))
     inputs = torch.randn(total, 3, 5, 5, dtype=dtype)
     return (
         params,
@@ -109,7 +110,7 @@ def test_the_setting_of_the_benchmark() -> None:
     sizes = torch.tensor([100, 90, 100, 88, 64])
     index = (sizes.cumsum(0) - sizes)[:, None] + torch.arange(100)
     inputs, labels = torch.randn(442, 784), torch.randint(0, 10, (442,))
-    order = shuffled(index, sizes, 1, torch.Generator().manual_seed(0))
+    order = shuffled(index, sizes, 1, client_keys(len(sizes), 0))
     jobs = Jobs(torch.zeros(5, dtype=torch.int64), order, sizes)
     work = LocalWork(epochs=1)
     expected = train(model, params, inputs, labels, jobs, work, threads=1, chunk=1)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedlaw._random import client_keys
 from fedlaw.simulation import Jobs, LocalWork, shuffled, train
 from fedlaw.simulation.batched import BatchedKernel
 from fedlaw.simulation.functional import VmapKernel
@@ -73,7 +74,7 @@ def setting(
     for i, size in enumerate(sizes):
         index[i, :size] = torch.arange(int(ends[i]) - size, int(ends[i]))
     counts = torch.tensor(sizes)
-    order = shuffled(index, counts, epochs, torch.Generator().manual_seed(1))
+    order = shuffled(index, counts, epochs, client_keys(len(counts), 1))
     return make(), params, inputs, labels, Jobs(torch.arange(n) % rows, order, counts)  # type: ignore[operator]
 
 
@@ -323,11 +324,14 @@ def test_refusals() -> None:
 def test_shuffled_orders() -> None:
     sizes = torch.tensor([5, 3, 7])
     index = torch.where(torch.arange(7) < sizes[:, None], torch.arange(21).view(3, 7), -1)
-    order = shuffled(index, sizes, 200, torch.Generator().manual_seed(0))
+    order = shuffled(index, sizes, 200, client_keys(3, 0))
     wider = torch.nn.functional.pad(index, (0, 4), value=-1)
-    again = shuffled(wider, sizes, 200, torch.Generator().manual_seed(0))
+    again = shuffled(wider, sizes, 200, client_keys(3, 0))
     assert torch.equal(again[..., :7], order)  # padding changes nothing
     assert (again[..., 7:] == -1).all()
+    alone = shuffled(index[1:2], sizes[1:2], 200, client_keys(3, 0)[1:2])
+    assert torch.equal(alone, order[1:2])  # neighbours change nothing
+    assert not torch.equal(order, shuffled(index, sizes, 200, client_keys(3, 1)))
     for i, size in enumerate(sizes.tolist()):
         assert torch.equal(order[i, :, :size].sort(-1).values, index[i, :size].expand(200, size))
         assert (order[i, :, size:] == -1).all()

@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from fedlaw import data
 from fedlaw.experiments.description import Execution, Experiment
 from fedlaw.experiments.engines.base import Engine, Outcome, distinct
 from fedlaw.experiments.engines.local import Local, cores
-from fedlaw.experiments.lab import Lab
+from fedlaw.experiments.lab import Lab, Shelf
 from fedlaw.experiments.sweep import Planned, Sweep
 from fedlaw.results import Store, notes
 from fedlaw.simulation.federation import Stack
@@ -213,12 +212,12 @@ def note_sweep(store: Path, sweep: Sweep, planned: Sequence[Planned]) -> None:
 def try_out(experiments: Sequence[Experiment], execution: Execution) -> Measured:
     """Build a few of the experiments, run two rounds of them stacked, write nothing."""
     step = max(1, len(experiments) // _SAMPLE)
-    chosen, loaded = list(experiments[::step][:_SAMPLE]), dict[str, data.Dataset]()
+    chosen, shelf = list(experiments[::step][:_SAMPLE]), Shelf()
     labs: list[Lab] = []
     for each in chosen:
         began = time.perf_counter()  # the last one: data sets are read once
         try:
-            labs.append(Lab(each, execution, loaded))
+            labs.append(Lab(each, execution, shelf))
         except Exception:  # it will fail in its turn, and be recorded
             continue
         build = time.perf_counter() - began

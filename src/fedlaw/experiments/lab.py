@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,32 +26,63 @@ _STATUS_CODE = {status: code for code, status in enumerate(Status)}
 _PARTITION_STREAM, _MALICIOUS_STREAM = 1, 2
 
 
+class Shelf:
+    """Data sets that were read, and what was prepared of them: experiments of one seed share their examples."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, data.Dataset] = {}
+        self._prepared: dict[str, tuple[data.Prepared, tuple[Examples, Examples]]] = {}
+
+    def prepared(
+        self, experiment: Experiment, execution: Execution, device: torch.device
+    ) -> tuple[data.Prepared, tuple[Examples, Examples]]:
+        """The data of an experiment, its training part cut to size, and (validation, test) on the device."""
+        source = repr((experiment.dataset, sorted(experiment.dataset_settings.items())))
+        if source not in self._loaded:
+            settings = experiment.dataset_settings
+            self._loaded[source] = data.load(experiment.dataset, data_dir=execution.data_dir, **settings)
+        key = repr((source, experiment.seed, experiment.split, experiment.scaling, experiment.examples, device))
+        if key not in self._prepared:
+            made = data.prepare(
+                self._loaded[source],
+                seed=experiment.seed,
+                fractions=experiment.split,
+                scaling=experiment.scaling,
+            )
+            made = _cut(made, experiment)
+            self._prepared[key] = made, (_moved(made.validation, device), _moved(made.test, device))
+        return self._prepared[key]
+
+
+def _cut(prepared: data.Prepared, experiment: Experiment) -> data.Prepared:
+    count, there = experiment.examples, len(prepared.train.labels)
+    if count is None:
+        return prepared
+    if count > there:
+        raise ValueError(
+            f"examples must be at most the {there} training examples of "
+            f"{experiment.dataset!r} (split {experiment.split}), got {count}"
+        )
+    some = Examples(*(x[:count] for x in prepared.train))  # a random order already
+    return replace(prepared, train=some, keys=None if prepared.keys is None else prepared.keys[:count])
+
+
+def _moved(examples: Examples, device: torch.device) -> Examples:
+    return Examples(examples.inputs.to(device), examples.labels.to(device))
+
+
 class Lab:
     """One experiment, built: the federation, what it is evaluated on, and the records of its rounds."""
 
     def __init__(
-        self, experiment: Experiment, execution: Execution, loaded: dict[str, data.Dataset] | None = None
+        self, experiment: Experiment, execution: Execution, shelf: Shelf | None = None
     ) -> None:
-        """`loaded` keeps data sets from one lab to the next."""
+        """`shelf` keeps data sets from one lab to the next."""
         self.experiment, self.execution = experiment, execution
         self.device = _device(execution.device)
-        loaded = {} if loaded is None else loaded
-        key = repr((experiment.dataset, sorted(experiment.dataset_settings.items())))
-        if key not in loaded:
-            settings = experiment.dataset_settings
-            loaded[key] = data.load(experiment.dataset, data_dir=execution.data_dir, **settings)
-        prepared = data.prepare(
-            loaded[key], seed=experiment.seed, fractions=experiment.split, scaling=experiment.scaling
-        )
+        shelf = shelf or Shelf()
+        prepared, (self._validation, self._test) = shelf.prepared(experiment, execution, self.device)
         train_data, keys = prepared.train, prepared.keys
-        if experiment.examples is not None:
-            if experiment.examples > len(train_data.labels):
-                raise ValueError(
-                    f"examples must be at most the {len(train_data.labels)} training examples of "
-                    f"{experiment.dataset!r} (split {experiment.split}), got {experiment.examples}"
-                )
-            train_data = Examples(*(x[: experiment.examples] for x in train_data))  # a random order already
-            keys = None if keys is None else keys[: experiment.examples]
         self.classes = prepared.classes
         attack = attacks.parse(experiment.attack)
         partition = data.partition(
@@ -90,8 +122,6 @@ class Lab:
             **experiment.model_settings,
         )
         self.work = LocalWork(experiment.epochs, experiment.batch_size, experiment.lr, experiment.loss_point)
-        self._validation = self._there(prepared.validation)
-        self._test = self._there(prepared.test)
         self._triggered = self._trigger(attack, prepared)
         params = models.flatten(self.model).to(self.device)
         server = experiment.server(
@@ -108,9 +138,6 @@ class Lab:
         )
         self._began = time.perf_counter()
 
-    def _there(self, examples: Examples) -> Examples:
-        return Examples(examples.inputs.to(self.device), examples.labels.to(self.device))
-
     def _trigger(self, attack: attacks.Attack, prepared: data.Prepared) -> Examples | None:
         """Stamped test inputs whose true label is not the target, labelled with the target."""
         crew = int(self.population.malicious.sum())
@@ -123,7 +150,7 @@ class Lab:
             return None
         others = prepared.test.labels != part.target
         stamped = part.trigger(prepared.test.inputs[others], black=prepared.black)
-        return self._there(Examples(stamped, torch.full((int(others.sum()),), part.target)))
+        return _moved(Examples(stamped, torch.full((int(others.sum()),), part.target)), self.device)
 
     def _reference(self) -> Any:
         """For rules with trusted data of the server's own: an update trained on a few validation examples."""

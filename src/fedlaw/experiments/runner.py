@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from fedlaw import data
 from fedlaw._detection import Detection
 from fedlaw.experiments.description import Execution, Experiment
-from fedlaw.experiments.lab import Lab
+from fedlaw.experiments.lab import Lab, Shelf
 from fedlaw.results import RoundRecord, RunWriter, Store
 from fedlaw.server import RoundReport
 from fedlaw.simulation.federation import Stack
@@ -109,8 +108,8 @@ def run_together(
     execution = execution or Execution()
     with ExitStack() as opened:
         opened.enter_context(_matmul_precision(execution.precision))
-        loaded: dict[str, data.Dataset] = {}
-        labs = [Lab(each, execution, loaded) for each in experiments]  # what cannot be built leaves no trace
+        shelf = Shelf()
+        labs = [Lab(each, execution, shelf) for each in experiments]  # what cannot be built leaves no trace
         file = None if store is None else opened.enter_context(Store(store))
         runs = [_Run(lab, file, resume) for lab in labs]
         stack = Stack([lab.federation for lab in labs], backend=execution.backend, threads=execution.threads)

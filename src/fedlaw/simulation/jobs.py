@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedlaw._random import hashed
+
 
 @dataclass(frozen=True)
 class LocalWork:
@@ -119,31 +121,28 @@ class Trained(NamedTuple):
     losses: Tensor
 
 
-def shuffled(index: Tensor, sizes: Tensor, epochs: int, generator: torch.Generator) -> Tensor:
+def shuffled(index: Tensor, sizes: Tensor, epochs: int, keys: Tensor) -> Tensor:
     """A fresh order of every client's examples for every epoch: (n, epochs, L), padded with -1.
 
-    All clients' numbers come from the one generator, in roster order and as many as there are examples: the
-    order does not depend on how far `index` is padded, on who trains beside whom, or in what chunks.
+    Each client's orders follow from its key alone: they do not depend on how far `index` is padded, on who trains
+    beside whom, in what chunks or on which device.
 
     Args:
         index: (n, L) each client's examples, indices into the pool; anything after the client's size.
         sizes: (n,) number of examples of each client.
         epochs: orders per client.
-        generator: source of randomness.
+        keys: (n,) int64, what each client's orders are drawn from (`fedlaw._random.client_keys`).
 
     >>> index = torch.tensor([[0, 1, 2], [3, 4, -1]])
-    >>> shuffled(index, torch.tensor([3, 2]), 2, torch.Generator().manual_seed(0)).tolist()
-    [[[2, 1, 0], [1, 2, 0]], [[3, 4, -1], [4, 3, -1]]]
+    >>> shuffled(index, torch.tensor([3, 2]), 2, torch.tensor([5, 6])).tolist()
+    [[[2, 0, 1], [2, 1, 0]], [[3, 4, -1], [3, 4, -1]]]
     """
     n, length = index.shape
-    filled = (
-        (torch.arange(length, device=index.device) < sizes[:, None]).unsqueeze(1).expand(n, epochs, length)
-    )
-    keys = torch.full((n, epochs, length), 2.0, dtype=torch.float64, device=index.device)
-    count = int(sizes.sum()) * epochs
-    drawn = torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device)
-    keys[filled] = drawn.to(index.device)
-    position = keys.argsort(dim=-1, stable=True)
+    place = torch.arange(length, device=index.device)
+    epoch = torch.arange(epochs, device=index.device).unsqueeze(-1)
+    drawn = hashed(keys[:, None, None], (epoch << 40) + place)
+    filled = (place < sizes[:, None]).unsqueeze(1)
+    position = drawn.masked_fill_(~filled, (1 << 63) - 1).argsort(dim=-1, stable=True)
     order = index.unsqueeze(1).expand(n, epochs, length).gather(-1, position)
     return order.masked_fill_(~filled, -1)
 

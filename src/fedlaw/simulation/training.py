@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlaw.models.vector import count_parameters
+from fedlaw.simulation import fused
 from fedlaw.simulation.batched import BatchedKernel
 from fedlaw.simulation.functional import VmapKernel, train_sequential
 from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, schedule
@@ -59,7 +60,8 @@ def train(
     - ``vmap``: any module. On a GPU all jobs together by torch.func, which needs control flow that does not
       depend on the data; on a CPU job by job, one Python thread per core, by autograd.
     - ``sequential``: the reference, an autograd loop.
-    - ``auto``: batched where it knows all layers, else vmap.
+    - ``auto``: on a GPU that may use TF32, an MLP's whole training in one kernel (`fedlaw.simulation.fused`);
+      otherwise batched where it knows all layers, else vmap.
 
     On a CPU a job's result is the same to the last bit whatever it is trained beside, in chunks of
     whatever size, on however many threads.
@@ -89,6 +91,8 @@ def train(
     shape = tuple(inputs.shape[1:])
     if backend == "sequential" or len(jobs) == 0:
         return train_sequential(model, params, inputs, labels, jobs, work)
+    if backend == "auto" and fused.supports(model, params, inputs, work):
+        return fused.train_fused(model, params, inputs, labels, jobs, work)
     kind = kernel_for(model, shape, backend)
     plan = _Plan(model, kind, params, inputs, labels, jobs, work)
     cpu = params.device.type == "cpu"
