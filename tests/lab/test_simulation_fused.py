@@ -29,7 +29,9 @@ def _given(hidden: tuple[int, ...], classes: int = 10, seed: int = 0):
 
 
 @pytest.mark.parametrize("loss_point", ["after", "before"])
-@pytest.mark.parametrize(("hidden", "classes", "batch"), [((20, 12), 10, 16), ((24,), 17, 10), ((16, 40), 3, 32)])
+@pytest.mark.parametrize(
+    ("hidden", "classes", "batch"), [((20, 12), 10, 16), ((24,), 17, 10), ((16, 40), 3, 32)]
+)
 def test_agrees_with_the_reference(hidden, classes, batch, loss_point):
     given = _given(hidden, classes)
     work = LocalWork(epochs=2, batch_size=batch, lr=0.1, loss_point=loss_point)

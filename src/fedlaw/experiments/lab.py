@@ -41,7 +41,9 @@ class Shelf:
         if source not in self._loaded:
             settings = experiment.dataset_settings
             self._loaded[source] = data.load(experiment.dataset, data_dir=execution.data_dir, **settings)
-        key = repr((source, experiment.seed, experiment.split, experiment.scaling, experiment.examples, device))
+        key = repr(
+            (source, experiment.seed, experiment.split, experiment.scaling, experiment.examples, device)
+        )
         if key not in self._prepared:
             made = data.prepare(
                 self._loaded[source],
@@ -74,9 +76,7 @@ def _moved(examples: Examples, device: torch.device) -> Examples:
 class Lab:
     """One experiment, built: the federation, what it is evaluated on, and the records of its rounds."""
 
-    def __init__(
-        self, experiment: Experiment, execution: Execution, shelf: Shelf | None = None
-    ) -> None:
+    def __init__(self, experiment: Experiment, execution: Execution, shelf: Shelf | None = None) -> None:
         """`shelf` keeps data sets from one lab to the next."""
         self.experiment, self.execution = experiment, execution
         self.device = _device(execution.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +38,7 @@ def mlp_shape(model: nn.Module) -> Shape | None:
     if not all(type(part) is nn.Linear and part.bias is not None for part in linear):
         return None
     widths = [int(part.out_features) for part in linear]  # type: ignore[arg-type]
-    if any(a.out_features != b.in_features for a, b in zip(linear, linear[1:], strict=False)):
+    if any(a.out_features != b.in_features for a, b in pairwise(linear)):
         return None
     second = widths[1] if len(widths) == 3 else None
     return Shape(int(linear[0].in_features), widths[0], second, widths[-1])  # type: ignore[arg-type]
@@ -65,7 +66,13 @@ def supports(model: nn.Module, params: Tensor, inputs: Tensor, work: LocalWork) 
 
 
 def train_fused(
-    model: nn.Module, params: Tensor, inputs: Tensor, labels: Tensor, jobs: Jobs, work: LocalWork, **tuning: Any
+    model: nn.Module,
+    params: Tensor,
+    inputs: Tensor,
+    labels: Tensor,
+    jobs: Jobs,
+    work: LocalWork,
+    **tuning: Any,
 ) -> Trained:
     """`train` for what `supports` allows: updates and losses, with products in TF32 where torch's own may be.
 
@@ -82,7 +89,7 @@ def train_fused(
     losses = params.new_empty(len(jobs))
     inputs, order = inputs.contiguous(), jobs.order.contiguous()
     fixed = {
-        "D0": shape.inputs, "H1": shape.first, "H2": second, "O": shape.classes, "DP": padded,
+        "D0": shape.inputs, "H1": shape.first, "H2": second, "CLASSES": shape.classes, "DP": padded,
         "P1": _power(shape.first), "P2": _power(second), "PO": _power(shape.classes),
         "B": _power(work.batch_size), "DEEP": shape.second is not None,
         "PRECISION": "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",

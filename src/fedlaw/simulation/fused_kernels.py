@@ -1,8 +1,8 @@
 """Triton: the whole local training of one client's MLP by one program, its parameters passing through the L2 cache.
 
-Imported only where there is a GPU (or Triton's interpreter, in tests). Names are those of the mathematics: x (B, D0)
-a batch, h1 = relu(x W1' + b1), h2 = relu(h1 W2' + b2), z = h2 W3' + b3, g a gradient with respect to what it is
-named after. Widths are padded to powers of two (P1, P2, PO), batches to B rows; psi are the job's parameters.
+Imported only where there is a GPU (or Triton's interpreter, in tests). Names are those of the mathematics: x
+(B, D0) a batch, h1 = relu(x W1' + b1), h2 = relu(h1 W2' + b2), z = h2 W3' + b3, g a gradient with respect to what
+it is named after. Widths are padded to powers of two (P1, P2, PO), batches to B rows; psi are a job's parameters.
 
 The first layer holds nine tenths of the numbers and is read and written once a step: the loop that moves a tile of
 W1 against the gradient multiplies it with the next batch's tile at once.
@@ -42,12 +42,14 @@ def _enter(x_rows, w1, D0: tl.constexpr, H1: tl.constexpr, P1: tl.constexpr, B: 
 @triton.jit
 def _turn(x_rows, next_rows, back, lr, w1, D0: tl.constexpr, H1: tl.constexpr, P1: tl.constexpr, B: tl.constexpr,
           BK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """W1 <- W1 - lr g1' x, tile by tile, and with the new W1 the next batch's x W1' (B, P1); `back` is g1' (P1, B)."""
+    """W1 <- W1 - lr g1' x, tile by tile, and with the new W1 the next batch's x W1' (B, P1); `back` is g1'."""
     column, unit = tl.arange(0, BK), tl.arange(0, P1)
     z = tl.zeros((B, P1), dtype=tl.float32)
     place = w1 + (unit * D0)[:, None] + column[None, :]
     own = (unit < H1)[:, None]
-    ahead = tl.load(place, mask=own & (column < D0)[None, :], other=0.0)  # one tile ahead: hides the way to memory
+    ahead = tl.load(
+        place, mask=own & (column < D0)[None, :], other=0.0
+    )  # one tile ahead: hides the way to memory
     for k in range(0, D0, BK):
         inside = (k + column) < D0
         w = ahead
@@ -83,11 +85,11 @@ def _probabilities(h, w, b, classes: tl.constexpr, PO: tl.constexpr, PRECISION: 
 @triton.jit
 def train_kernel(
     start, order, sizes, jobs, inputs, labels, psi, lr, epochs, length, batch_size,
-    D0: tl.constexpr, H1: tl.constexpr, H2: tl.constexpr, O: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
+    D0: tl.constexpr, H1: tl.constexpr, H2: tl.constexpr, CLASSES: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
     PO: tl.constexpr, B: tl.constexpr, BK: tl.constexpr, DP: tl.constexpr, DEEP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Job `jobs[program]`: all its SGD steps, from psi (C, DP) to psi. H2 = H1 and DEEP = False: one hidden layer."""
+    """Job `jobs[program]`: all its SGD steps, in its row of psi (C, DP). DEEP = False, H2 = H1: one hidden layer."""
     job = tl.load(jobs + tl.program_id(0)).to(tl.int64)
     size = tl.load(sizes + job).to(tl.int32)
     order += job * epochs * length
@@ -95,15 +97,15 @@ def train_kernel(
     b1 = w1 + H1 * D0
     w2, b2 = b1 + H1, b1 + H1 + H2 * H1
     w3 = b2 + H2 if DEEP else w2
-    b3 = w3 + O * H2
+    b3 = w3 + CLASSES * H2
     row, unit1, unit2, cls = tl.arange(0, B), tl.arange(0, P1), tl.arange(0, P2), tl.arange(0, PO)
     w2_at, w2_there = _matrix(w2, H2, H1, P2, P1)
-    w3_at, w3_there = _matrix(w3, O, H2, PO, P2)
+    w3_at, w3_there = _matrix(w3, CLASSES, H2, PO, P2)
     batches = tl.cdiv(size, batch_size)
     count = tl.minimum(batch_size, size)
     x_rows, y = _batch(order, 0, count, row, inputs, labels, D0)
     z1 = _enter(x_rows, w1, D0, H1, P1, B, BK, PRECISION)
-    for s in range(0, batches * epochs):
+    for s in range(batches * epochs):
         bias1 = tl.load(b1 + unit1, mask=unit1 < H1, other=0.0)
         h1 = tl.maximum(z1 + bias1[None, :], 0.0)
         weights3 = tl.load(w3_at, mask=w3_there, other=0.0)
@@ -113,12 +115,12 @@ def train_kernel(
             h2 = tl.maximum(tl.dot(h1, tl.trans(weights2), input_precision=PRECISION) + bias2[None, :], 0.0)
         else:
             h2 = h1
-        z, e, norm = _probabilities(h2, weights3, b3, O, PO, PRECISION)
+        _, e, norm = _probabilities(h2, weights3, b3, CLASSES, PO, PRECISION)
         right = tl.where(cls[None, :] == y[:, None], 1.0, 0.0)
         g3 = (e / norm[:, None] - right) * tl.where(row < count, 1.0 / count, 0.0)[:, None]
         g2 = tl.where(h2 > 0, tl.dot(g3, weights3, input_precision=PRECISION), 0.0)
         dw3 = tl.dot(tl.trans(g3), h2, input_precision=PRECISION)
-        bias3 = tl.load(b3 + cls, mask=cls < O, other=0.0)
+        bias3 = tl.load(b3 + cls, mask=cls < CLASSES, other=0.0)
         if DEEP:
             g1 = tl.where(h1 > 0, tl.dot(g2, weights2, input_precision=PRECISION), 0.0)
             dw2 = tl.dot(tl.trans(g2), h1, input_precision=PRECISION)
@@ -126,7 +128,7 @@ def train_kernel(
             g1 = g2
         tl.debug_barrier()  # everybody has read what is written now
         tl.store(w3_at, weights3 - lr * dw3, mask=w3_there)
-        tl.store(b3 + cls, bias3 - lr * tl.sum(g3, 0), mask=cls < O)
+        tl.store(b3 + cls, bias3 - lr * tl.sum(g3, 0), mask=cls < CLASSES)
         if DEEP:
             tl.store(w2_at, weights2 - lr * dw2, mask=w2_there)
             tl.store(b2 + unit2, bias2 - lr * tl.sum(g2, 0), mask=unit2 < H2)
@@ -144,7 +146,7 @@ def train_kernel(
 @triton.jit
 def loss_kernel(
     psi, start, order, sizes, inputs, labels, losses, epochs, length, batch_size,
-    D0: tl.constexpr, H1: tl.constexpr, H2: tl.constexpr, O: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
+    D0: tl.constexpr, H1: tl.constexpr, H2: tl.constexpr, CLASSES: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
     PO: tl.constexpr, B: tl.constexpr, BK: tl.constexpr, DP: tl.constexpr, DEEP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -156,7 +158,7 @@ def loss_kernel(
     b1 = w1 + H1 * D0
     w2, b2 = b1 + H1, b1 + H1 + H2 * H1
     w3 = b2 + H2 if DEEP else w2
-    b3 = w3 + O * H2
+    b3 = w3 + CLASSES * H2
     row, unit1, unit2, cls = tl.arange(0, B), tl.arange(0, P1), tl.arange(0, P2), tl.arange(0, PO)
     total = tl.zeros((B,), dtype=tl.float32)
     for at in range(0, size, batch_size):
@@ -168,8 +170,8 @@ def loss_kernel(
             w, there = _matrix(w2, H2, H1, P2, P1)
             z2 = tl.dot(h, tl.trans(tl.load(w, mask=there, other=0.0)), input_precision=PRECISION)
             h = tl.maximum(z2 + tl.load(b2 + unit2, mask=unit2 < H2, other=0.0)[None, :], 0.0)
-        w, there = _matrix(w3, O, H2, PO, P2)
-        z, _, norm = _probabilities(h, tl.load(w, mask=there, other=0.0), b3, O, PO, PRECISION)
+        w, there = _matrix(w3, CLASSES, H2, PO, P2)
+        z, _, norm = _probabilities(h, tl.load(w, mask=there, other=0.0), b3, CLASSES, PO, PRECISION)
         right = cls[None, :] == y[:, None]
         each = tl.log(norm) - tl.sum(tl.where(right, z, 0.0), 1)
         total += tl.where(row < count, each, 0.0)
