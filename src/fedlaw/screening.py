@@ -234,23 +234,24 @@ def copy_clusters(updates: Tensor, factors: Tensor, radius: Tensor, mask: Tensor
     are the connected components. Clients outside `mask` are alone. The label of a cluster is its lowest index.
 
     Args:
-        updates: (..., n, d).
+        updates: (..., n, d), on any device; the others, and what is returned, are on one of their own.
         factors: (..., n) what clipping multiplies each row by.
         radius: (...) distance under which two updates are near-identical.
         mask: (..., n) who is compared at all.
     """
     n = updates.shape[-2]
     products = updates.new_zeros((*updates.shape[:-2], n, n))
-    scale = factors.to(updates.dtype).unsqueeze(-1)
+    scale = factors.to(updates).unsqueeze(-1)
     for block in column_blocks(updates, BLOCK_ELEMENTS if updates.device.type == "cpu" else DEVICE_ELEMENTS):
         clipped = block * scale
         products += clipped @ clipped.mT
+    products = products.to(mask.device)
     squared = products.diagonal(dim1=-2, dim2=-1)
     distances = squared.unsqueeze(-1) + squared.unsqueeze(-2) - 2 * products
     near = distances < (radius.to(updates.dtype) ** 2)[..., None, None]
     pair = mask.unsqueeze(-1) & mask.unsqueeze(-2)
-    near = (near & pair) | torch.eye(n, dtype=torch.bool, device=updates.device)
-    labels = torch.arange(n, device=updates.device).expand(mask.shape)
+    near = (near & pair) | torch.eye(n, dtype=torch.bool, device=mask.device)
+    labels = torch.arange(n, device=mask.device).expand(mask.shape)
     while True:  # lowest label among neighbours, until nothing changes: a few passes for real clusters
         spread = torch.where(near, labels.unsqueeze(-2), n).amin(-1)
         spread = spread.gather(-1, spread)

@@ -26,6 +26,8 @@ ROWS_AT_ONCE = 16  # of updates that have to be copied: memory for these, not fo
 class Server(ABC):
     """One training, driven from outside: `ask`, `tell`, `end_phase` until `done`.
 
+    What has d numbers (models, updates) lies where the model lies; what has one number a client, on the CPU.
+
     >>> from fedlaw.aggregators import Median
     >>> from fedlaw.server import OnePhase
     >>> server = OnePhase(torch.zeros(2), clients=["a", "b", "c"], rule=Median(), settings=Settings(rounds=1))
@@ -63,7 +65,7 @@ class Server(ABC):
         self.phase = 1
         self.refusals: list[Refusal] = []
         self._updates: Tensor | None = None
-        self._counts = torch.full((self.n,), torch.nan, dtype=torch.float64, device=self.params.device)
+        self._counts = torch.full((self.n,), torch.nan, dtype=torch.float64)
         self._counts_at_start = self._counts.clone()  # the last round boundary's, which a checkpoint holds
         self._refused_before = 0
         self._open_round()
@@ -79,8 +81,8 @@ class Server(ABC):
 
     @abstractmethod
     def _receive(self, rows: Tensor, updates: Tensor, norms: Tensor) -> None:
-        """Take the usable updates (m, d), with their norms (m,), of the clients `rows` (m,); counts and losses are
-        noted already."""
+        """Take the usable updates (m, d), with their norms (m,) in float64, of the clients `rows` (m,); counts and
+        losses are noted already."""
 
     @abstractmethod
     def _close(self) -> RoundReport | None:
@@ -154,7 +156,7 @@ class Server(ABC):
             rows = eligible.nonzero().flatten()
             drawn = generator(self.settings.seed, self.round, "participation")
             some = max(1, round(self.settings.participation * len(rows)))
-            chosen = rows[torch.randperm(len(rows), generator=drawn)[:some].to(rows.device)]
+            chosen = rows[torch.randperm(len(rows), generator=drawn)[:some]]
             eligible = torch.zeros_like(eligible).index_fill(0, chosen, True)
         self._asked = eligible
         self._open_phase(eligible)
@@ -162,19 +164,23 @@ class Server(ABC):
     def _open_phase(self, wanted: Tensor) -> None:
         self._wanted = wanted
         self._answered = torch.zeros_like(wanted)
-        self._losses = torch.full((self.n,), torch.nan, dtype=torch.float64, device=self.params.device)
+        self._losses = torch.full((self.n,), torch.nan, dtype=torch.float64)
 
     def _store(self, rows: Tensor, updates: Tensor) -> None:
         """Keep updates (m, d) as rows of the (n, d) matrix of this round."""
         if self._updates is None:
             self._updates = self.params.new_zeros(self.n, len(self.params))
-        self._updates.index_copy_(0, rows, updates)
+        if len(rows) == self.n and torch.equal(rows, torch.arange(self.n)):
+            self._updates.copy_(updates)
+        else:
+            self._updates.index_copy_(0, rows.to(updates.device), updates)
 
     def _collected(self) -> Tensor:
         """(n, d) the updates stored in this round, zero rows for those who did not answer."""
         if self._updates is None:
             self._updates = self.params.new_zeros(self.n, len(self.params))
-        self._updates.masked_fill_(~self._answered.unsqueeze(-1), 0)
+        if not bool(self._answered.all()):
+            self._updates.masked_fill_(~self._answered.to(self._updates.device).unsqueeze(-1), 0)
         return self._updates
 
     def _refuse(self, client: ClientId, reason: Reason) -> None:
@@ -211,7 +217,7 @@ class Server(ABC):
         loss, count = screening.read_number(reply.loss), screening.read_number(reply.count)
 
         def told(value: float | None) -> Tensor | None:
-            return None if value is None else torch.tensor([value], dtype=torch.float64, device=update.device)
+            return None if value is None else torch.tensor([value], dtype=torch.float64)
 
         return self._take([reply.client], update.unsqueeze(0), told(loss), told(count))
 
@@ -239,7 +245,6 @@ class Server(ABC):
         self, clients: Sequence[ClientId], updates: Tensor, losses: Tensor | None, counts: Tensor | None
     ) -> None:
         """Screen a block whose shapes are right, refuse rows one by one, and receive the rest."""
-        device = self.params.device
         wanted, answered = self._wanted.tolist(), self._answered.tolist()
         places, rows = [], []
         for place, client in enumerate(clients):
@@ -251,9 +256,9 @@ class Server(ABC):
             answered[row] = True
             places.append(place)
             rows.append(row)
-        losses = None if losses is None else losses.detach().to(torch.float64).to(device)
-        counts = None if counts is None else counts.detach().to(torch.float64).to(device)
-        norms = row_norms(updates)
+        losses = None if losses is None else losses.detach().to("cpu", torch.float64)
+        counts = None if counts is None else counts.detach().to("cpu", torch.float64)
+        norms = row_norms(updates).to("cpu", torch.float64)
         codes = screening.screen(updates, losses, counts, needs_loss=self._needs_loss(), norms=norms).tolist()
         good = [k for k, place in enumerate(places) if codes[place] == 0]
         for place in places:
@@ -262,7 +267,7 @@ class Server(ABC):
         if not good:
             return
         places, rows = [places[k] for k in good], [rows[k] for k in good]
-        at, where = torch.tensor(places, device=device), torch.tensor(rows, device=device)
+        at, where = torch.tensor(places), torch.tensor(rows)
         self._answered[where] = True
         if losses is not None:
             self._losses[where] = losses[at]
@@ -341,7 +346,7 @@ class Server(ABC):
             raise ValueError(f"the checkpoint is at round {at!r}, outside 1 to {self.settings.rounds + 1}")
         self._unpack(arrays, description)
         self.params = kept["params"].to(self.params.device)
-        self._counts = kept["counts"].to(self.params.device)
+        self._counts = kept["counts"]
         self._counts_at_start = self._counts.clone()
         self.round, self.phase = at, 1
         self.refusals, self._refused_before = [], 0

@@ -25,7 +25,7 @@ class _Collecting(Server):
     """Collects one phase of updates, then makes one vector of them."""
 
     def _eligible(self) -> Tensor:
-        return torch.ones(self.n, dtype=torch.bool, device=self.params.device)
+        return torch.ones(self.n, dtype=torch.bool)
 
     def _needs_loss(self) -> bool:
         return False
@@ -110,8 +110,8 @@ class OnePhase(_Collecting):
         self._remember(out.state, rows)
         weights = None
         if out.weights is not None:
-            weights = torch.zeros(self.n, dtype=torch.float64, device=matrix.device)
-            weights[rows] = out.weights.to(torch.float64)
+            weights = torch.zeros(self.n, dtype=torch.float64)
+            weights[rows] = out.weights.to("cpu", torch.float64)
         if not bool(torch.isfinite(out.vector).all()):
             return None, weights, "the aggregate is not finite"
         return out.vector / scale, weights, None
@@ -122,7 +122,7 @@ class OnePhase(_Collecting):
             reference = self.reference(self.round, self.params).to(matrix) * scale
         return self.rule(
             matrix,
-            counts=self._examples(self.count_bound)[rows].to(matrix.dtype),
+            counts=self._examples(self.count_bound)[rows].to(matrix),
             state=self._recalled(rows),
             generator=generator(self.settings.seed, self.round, "rule", device=matrix.device),
             reference=reference,
@@ -145,7 +145,7 @@ class OnePhase(_Collecting):
                 table = (self._state or {}).get(name)
                 if table is None:
                     table = value.new_zeros(self.n, *value.shape[1:])
-                value = value if len(rows) == self.n else table.index_copy(0, rows, value)
+                value = value if len(rows) == self.n else table.index_copy(0, rows.to(table.device), value)
             kept[name] = value
         self._state = kept or None
 
@@ -196,7 +196,7 @@ class Oracle(_Collecting):
             raise ValueError(f"malicious names {sorted(map(str, unknown))[0]!r}, which is not on the roster")
         if len(named) == len(set(roster)):
             raise ValueError("malicious names every client: nobody is left to learn from")
-        self._honest = torch.tensor([client not in named for client in roster], device=initial_params.device)
+        self._honest = torch.tensor([client not in named for client in roster])
         super().__init__(initial_params, roster, settings)
 
     def _eligible(self) -> Tensor:
@@ -205,7 +205,7 @@ class Oracle(_Collecting):
     def _combine(self, rows: Tensor, updates: Tensor) -> tuple[Tensor | None, Tensor | None, str | None]:
         weights = torch.where(self._answered, self._examples(), 0.0)
         weights = weights / weights.sum()
-        return weighted_sum(weights, updates), weights, None
+        return weighted_sum(weights.to(updates.device), updates), weights, None
 
     def statuses(self) -> dict[ClientId, tuple[Status, Exclusion]]:
         """Members and, told from outside, left out."""

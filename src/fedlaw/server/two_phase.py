@@ -64,8 +64,8 @@ class FedLAW(Server):
                 "treat its verdict with care, or use Published(attackers=...) with an assumed share",
                 stacklevel=2,
             )
-        self._judge_state: Any = self.judge.start(len(roster), initial_params)
-        self._norms = torch.zeros(len(roster), dtype=torch.float64, device=initial_params.device)
+        self._judge_state: Any = self.judge.start(len(roster), like=torch.empty(0))
+        self._norms = torch.zeros(len(roster), dtype=torch.float64)
         self._history: dict[str, list[Tensor]] = {"round": [], **{name: [] for name in _REASONS}}
         super().__init__(initial_params, roster, settings)
 
@@ -80,16 +80,15 @@ class FedLAW(Server):
         return self.params if self.phase == 1 else self._lookahead
 
     def _receive(self, rows: Tensor, updates: Tensor, norms: Tensor) -> None:
-        norms = norms.to(torch.float64)
         if self.phase == 1:
             self._store(rows, updates)
             self._norms[rows] = norms
             return
-        examined = self._examined
+        examined, device = self._examined, updates.device
         factors = clip_factors(norms, examined.radius)
-        self._z += weighted_sum(examined.weights[rows] * factors, updates)
-        products = _row_products(self._gathered, rows, updates)
-        self._own[rows] = products * examined.factors[rows] * factors
+        self._second_factors[rows] = factors
+        self._z += weighted_sum((examined.weights[rows] * factors).to(device), updates)
+        self._products[rows.to(device)] = _row_products(self._gathered, rows, updates)
 
     def _close(self) -> RoundReport | None:
         return self._close_first() if self.phase == 1 else self._close_second()
@@ -114,19 +113,21 @@ class FedLAW(Server):
         if not bool(torch.isfinite(self._lookahead).all()):
             return self._report(weights=None, skipped="the look-ahead model would not have been finite")
         self._z = torch.zeros_like(self.params)
-        self._own = torch.zeros(self.n, dtype=torch.float64, device=self.params.device)
+        self._products = torch.zeros(self.n, dtype=torch.float64, device=self.params.device)
+        self._second_factors = torch.ones(self.n, dtype=torch.float64)
         self.phase = 2
         self._open_phase(self._examined.usable)
         return None
 
     def _close_second(self) -> RoundReport:
         examined = self._examined
-        along = torch.mv(self._gathered, self._z).to(torch.float64) * examined.factors
+        along, length = torch.mv(self._gathered, self._z), torch.linalg.vector_norm(self._z)
+        found = torch.cat([along.double(), self._products, length.double().view(1)]).cpu()  # one way home for all
         evidence = Evidence(
-            along=along,
-            own=self._own,
+            along=found[: self.n] * examined.factors,
+            own=found[self.n : -1] * examined.factors * self._second_factors,
             norms=self._clipped_norms,
-            length=torch.linalg.vector_norm(self._z),
+            length=found[-1],
             losses=self._losses,
             asked=self._asked,
             scored=self._answered,
@@ -141,7 +142,7 @@ class FedLAW(Server):
         self._judge_state = verdict.state  # judged is judged, whether or not the model can be moved
         self._history["round"].append(torch.tensor(self.round))
         for name in _REASONS:
-            self._history[name].append(verdict.reasons[name].cpu())
+            self._history[name].append(verdict.reasons[name])
         # Who was not judged in this round does not move the model in it.
         skipped = self._step(verdict.weights, self._answered)
         notes = self.judge.notes(verdict.state)
@@ -162,7 +163,8 @@ class FedLAW(Server):
     def _weighted(self, weights: Tensor, answered: Tensor) -> Tensor:
         """sum_i w_i g_i over those who answered, w normalised over those asked."""
         asked = (weights * self._asked).sum().clamp(min=1e-300)
-        return weighted_sum(weights / asked * answered * self._examined.factors, self._gathered)
+        shares = weights / asked * answered * self._examined.factors
+        return weighted_sum(shares.to(self._gathered.device), self._gathered)
 
     def _step(self, weights: Tensor, answered: Tensor) -> str | None:
         if not float((weights * self._asked * answered).sum()) > 0:
@@ -249,7 +251,7 @@ def _row_products(matrix: Tensor, rows: Tensor, updates: Tensor) -> Tensor:
     Consecutive rows are a view; others are copied, a few at a time.
     """
     first, m = int(rows[0]), len(rows)
-    together = torch.equal(rows, torch.arange(first, first + m, device=rows.device))
+    together = torch.equal(rows, torch.arange(first, first + m))
     step = m if together else ROWS_AT_ONCE
     products = []
     for at in range(0, m, step):

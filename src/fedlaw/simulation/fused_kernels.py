@@ -89,7 +89,7 @@ def train_kernel(
     PO: tl.constexpr, B: tl.constexpr, BK: tl.constexpr, DP: tl.constexpr, DEEP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Job `jobs[program]`: all its SGD steps, in its row of psi (C, DP). DEEP = False, H2 = H1: one hidden layer."""
+    """Job `jobs[program]`: all its SGD steps, in its row of psi (C, DP). Not DEEP, H2 = H1: one hidden layer."""
     job = tl.load(jobs + tl.program_id(0)).to(tl.int64)
     size = tl.load(sizes + job).to(tl.int32)
     order += job * epochs * length
