@@ -1,102 +1,218 @@
-"""Seconds per round of local training: a plain PyTorch loop against each backend, same work, same results.
+"""Seconds per round of local training: fedlaw's backends, a plain PyTorch loop and other simulators, same work.
 
-    python benchmarks/simulation.py                 # 200 clients x 280 examples, MLP 784-128-64-10
-    python benchmarks/simulation.py --model cnn     # 20 clients x 80 examples, CNN on 3x32x32, batch 16
+    python benchmarks/simulation.py                       # 200 clients x 280 examples, MLP 784-128-64-10
+    python benchmarks/simulation.py --no-peers            # ours and the plain loop alone
+    python benchmarks/simulation.py --peers jax flower    # these peers only
+    python benchmarks/simulation.py --model cnn           # 20 clients x 80 examples, CNN on 3x32x32, batch 16
 
-Everybody trains every client for all epochs and returns updates and losses over each client's full data; data are
-random numbers of the right shape. Contestants take turns; the best repeat of each counts.
+Everybody starts from the same model and trains every client for all epochs on the same batches in the same order
+(one order for all epochs, so that those who do not shuffle do the same arithmetic), then takes the mean loss of the
+trained model over all of the client's examples, by one forward pass without gradients. Data are random numbers.
+Each contestant is a process of its own, warmed up; they take turns, and the best repeat of each counts. Peers live
+in environments of their own under .local/peers, made on first use; they take part on a CPU with the MLP.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-from collections.abc import Callable
-from functools import partial
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from _common import compare, machine
-from torch import Tensor, nn
+from _common import machine
+from peers.driver import Contestant, NotMeasured, Running
+from peers.environment import ENVIRONMENTS
 
-from fedlaw._random import generator
 from fedlaw.models import cnn, flatten, mlp
-from fedlaw.simulation import Jobs, LocalWork, Trained, shuffled, train
+
+FLOOR = Contestant("gemm", "the products alone", "gemm.py")
+OURS = [
+    Contestant("batched", "fedlaw batched", "ours.py", variant="batched"),
+    Contestant("vmap", "fedlaw vmap", "ours.py", variant="vmap"),
+    Contestant("sequential", "fedlaw sequential", "ours.py", variant="sequential"),
+    Contestant("plain", "plain PyTorch loop", "ours.py", variant="plain"),
+]
+PEERS = [
+    Contestant("jax-map", "JAX lax.map(scan)", "jax_clients.py", "jax", "map"),
+    Contestant("jax-loop", "JAX jit per client", "jax_clients.py", "jax", "loop"),
+    Contestant("fedjax", "FedJAX", "fedjax_clients.py", "fedjax"),
+    Contestant("pfl", "pfl", "pfl_clients.py", "pfl"),
+    Contestant("byzfl", "ByzFL", "byzfl_clients.py", "byzfl", "loader"),
+    Contestant("byzfl-ready", "ByzFL, ready batches", "byzfl_clients.py", "byzfl", "ready"),
+    Contestant("blazefl-threads", "BlazeFL threads", "blazefl_clients.py", "blazefl", "threads"),
+    Contestant("blazefl-processes", "BlazeFL processes", "blazefl_clients.py", "blazefl", "processes"),
+    Contestant("flower", "Flower simulation", "flower_clients.py", "flower", alone=True),
+]
+_PAUSE = 0.3  # seconds between turns: threads of the last one still spin for a moment
 
 
-def plain_loop(
-    model: nn.Module, params: Tensor, inputs: Tensor, labels: Tensor, jobs: Jobs, work: LocalWork
-) -> Trained:
-    """What one would write without a simulator: load the model, torch.optim.SGD, client after client."""
-    local, loss_of = copy.deepcopy(model), nn.CrossEntropyLoss()
-    updates, losses = torch.empty(len(jobs), params.shape[1], device=params.device), []
-    for job, size in enumerate(jobs.sizes.tolist()):
-        theta, order = params[jobs.start[job]], jobs.order[job, :, :size]
-        with torch.no_grad():
-            nn.utils.vector_to_parameters(theta, local.parameters())
-            for parameter in local.parameters():
-                parameter.data = parameter.data.clone()  # they are views of theta until here
-        optimizer = torch.optim.SGD(local.parameters(), lr=work.lr)
-        for epoch in order:
-            for batch in epoch.split(work.batch_size):
-                optimizer.zero_grad()
-                loss_of(local(inputs[batch]), labels[batch]).backward()
-                optimizer.step()
-        with torch.no_grad():
-            losses.append(loss_of(local(inputs[order[0]]), labels[order[0]]))
-            updates[job] = (theta - nn.utils.parameters_to_vector(local.parameters())) / work.lr
-    return Trained(updates, torch.stack(losses))
+def write_work(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Write the examples and the first model; the settings that contestants are given."""
+    shape = (1, 28, 28) if args.model == "mlp" else (3, 32, 32)
+    stream = np.random.default_rng(0)
+    inputs = stream.standard_normal((args.clients, args.samples, *shape), np.float32)
+    np.save(folder / "inputs.npy", inputs)
+    np.save(folder / "labels.npy", stream.integers(0, 10, (args.clients, args.samples)))
+    torch.manual_seed(0)
+    model = mlp(shape, 10, args.hidden) if args.model == "mlp" else cnn(shape, 10, (32, 64), (128,))
+    np.save(folder / "params.npy", flatten(model).numpy())
+    return {
+        "model": args.model,
+        "hidden": args.hidden,
+        "classes": 10,
+        "batch": args.batch_size,
+        "epochs": args.epochs,
+        "lr": 0.01,
+        "device": args.device,
+    }
+
+
+def measure(
+    contestants: list[Contestant], folder: Path, settings: dict[str, Any], cores: list[int], repeats: int
+) -> dict[str, dict[str, Any]]:
+    """Seconds of every repeat, versions, and the difference from the first contestant's result; by key."""
+    out: dict[str, dict[str, Any]] = {}
+    reference: Running | None = None
+    groups = [[c for c in contestants if not c.alone], *([c] for c in contestants if c.alone)]
+    for group in groups:
+        running: list[Running] = []
+        try:
+            for contestant in group:
+                try:
+                    started = Running(contestant, folder, settings, cores)
+                except NotMeasured as error:
+                    out[contestant.key] = {"not measured": str(error)}
+                    continue
+                running.append(started)
+                row = out[contestant.key] = {"versions": started.versions, "seconds": []}
+                if contestant is FLOOR:
+                    row["flops"] = float(started.losses[0])
+                    continue
+                reference = reference or started
+                row["difference"] = difference(started, reference)
+            for turn in range(repeats):
+                print(f"  repeat {turn + 1} of {repeats}", file=sys.stderr, flush=True)
+                for each in list(running):
+                    time.sleep(_PAUSE)
+                    try:
+                        out[each.contestant.key]["seconds"].append(each.round())
+                    except NotMeasured as error:
+                        out[each.contestant.key] = {"not measured": str(error)}
+                        running.remove(each)
+        finally:
+            for each in running:
+                each.close()
+    return out
+
+
+def difference(found: Running, reference: Running) -> float:
+    """|models - reference| / |how far the reference moved|; of the means over clients where that is all there is.
+
+    A loss that is off by more counts as well: whoever did not train on the same batches is found out.
+    """
+    a, b = found.models, reference.models
+    if a.ndim == 1:
+        a, b = a[None], b.mean(0, keepdims=True)
+    moved = np.linalg.norm(b - reference_start(reference))
+    losses = abs(float(found.losses.mean()) / float(reference.losses.mean()) - 1)
+    return max(float(np.linalg.norm(a - b) / moved), losses)
+
+
+def reference_start(reference: Running) -> Any:
+    """(d,) the model everybody starts from."""
+    return np.load(reference.folder / "params.npy")
+
+
+def show(title: str, rows: dict[str, dict[str, Any]], examples: int) -> None:
+    """One table: ratios against the first contestant, the floor last."""
+    names = {c.key: c.name for c in (*OURS, *PEERS, FLOOR)}
+    print(f"\n{title}")
+    first = next((key for key, row in rows.items() if key != FLOOR.key and row.get("seconds")), None)
+    if first is None:
+        print("nothing could be measured")
+        return
+    ours = min(rows[first]["seconds"])
+    head = f"{'best s':>9}{'median':>9}{'us/example':>12}{'times ' + names[first]:>22}{'difference':>12}"
+    print(f"{'':22}{head}  versions")
+    for key, row in rows.items():
+        if key == FLOOR.key:
+            continue
+        if not row.get("seconds"):
+            print(f"{names[key]:22}  not measured ({row['not measured']})")
+            continue
+        best, median = min(row["seconds"]), float(np.median(row["seconds"]))
+        about = ", ".join(f"{name} {number}" for name, number in row["versions"].items())
+        figures = f"{best:9.3f}{median:9.3f}{1e6 * best / examples:12.2f}{best / ours:22.2f}"
+        print(f"{names[key]:22}{figures}{row['difference']:12.1e}  {about}")
+    floor = rows.get(FLOOR.key, {})
+    if floor.get("seconds"):
+        best, giga = min(floor["seconds"]), floor["flops"] / 1e9
+        print(
+            f"{names[FLOOR.key]:22}{best:9.3f}: {giga:.1f} GFLOP at {giga / best:.0f} GFLOP/s; {names[first]} "
+            f"reaches {100 * best / ours:.0f} % of that floor"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", choices=("mlp", "cnn"), default="mlp")
     parser.add_argument("--clients", type=int, help="default 200 (cnn: 20)")
     parser.add_argument("--samples", type=int, help="of each client; default 280 (cnn: 80)")
     parser.add_argument("--batch-size", type=int, help="default 64 (cnn: 16)")
+    parser.add_argument("--hidden", type=int, nargs="+", default=[128, 64], help="widths of the MLP")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, help="default: torch's own number")
+    parser.add_argument("--cores", nargs="+", choices=("all", "one"), default=["all", "one"], help="tables")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--skip", nargs="*", default=[], help="contestants to leave out")
-    args = parser.parse_args()
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    clients, samples, batch = (200, 280, 64) if args.model == "mlp" else (20, 80, 16)
-    clients, samples = args.clients or clients, args.samples or samples
-    shape = (1, 28, 28) if args.model == "mlp" else (3, 32, 32)
-    torch.manual_seed(0)
-    model = (mlp(shape, 10) if args.model == "mlp" else cnn(shape, 10, (32, 64), (128,))).to(args.device)
-    work = LocalWork(epochs=args.epochs, batch_size=args.batch_size or batch)
-
-    examples = clients * samples
-    inputs = torch.randn(examples, *shape, device=args.device)
-    labels = torch.randint(0, 10, (examples,), device=args.device)
-    sizes = torch.full((clients,), samples, device=args.device)
-    index = torch.arange(examples, device=args.device).view(clients, samples)
-    order = shuffled(index, sizes, work.epochs, generator(0, 1, 1, "shuffle"))
-    jobs = Jobs(torch.zeros_like(sizes), order, sizes)
-    params = flatten(model).unsqueeze(0)
-
-    given = (model, params, inputs, labels, jobs, work)
-    contestants: dict[str, Callable[[], Trained]] = {"plain loop": partial(plain_loop, *given)}
-    for backend in ("sequential", "vmap", "batched"):
-        contestants[backend] = partial(train, *given, backend=backend)
-    contestants = {name: run for name, run in contestants.items() if name not in args.skip}
-    print(machine())
-    print(
-        f"{args.model}, {params.shape[1]:,} parameters, {clients} clients x {samples} examples, batch "
-        f"{work.batch_size}, {work.epochs} epochs, {args.device}; best of {args.repeats}"
+    parser.add_argument("--peers", nargs="*", choices=[*ENVIRONMENTS], default=[*ENVIRONMENTS])
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument(
+        "--skip", nargs="*", default=[], help="contestants to leave out, such as vmap, jax-loop"
     )
-    seconds = compare(contestants, args.repeats)
-    first = min(next(iter(seconds.values())))
-    reference = next(iter(contestants.values()))()
-    print(f"{'':12}{'s/round':>9}{'median':>9}{'us/example':>12}{'ratio':>7}{'difference':>12}")
-    for name, each in seconds.items():
-        best, median = min(each), sorted(each)[len(each) // 2]
-        found = contestants[name]()
-        off = (found.updates - reference.updates).norm() / reference.updates.norm()
-        per_example = 1e6 * best / (examples * work.epochs)
-        print(f"{name:12}{best:9.3f}{median:9.3f}{per_example:12.2f}{first / best:7.2f}{off:12.1e}")
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    args = parser.parse_args()
+    usual = (200, 280, 64) if args.model == "mlp" else (20, 80, 16)
+    for name, value in zip(("clients", "samples", "batch_size"), usual, strict=True):
+        setattr(args, name, getattr(args, name) or value)
+    simple = args.model == "mlp" and args.device == "cpu"
+    peers = [] if args.no_peers or not simple else [c for c in PEERS if c.environment in args.peers]
+    contestants = [c for c in [*OURS, *([FLOOR] if simple else []), *peers] if c.key not in args.skip]
+    available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    tables = {"all": available, "one": available[:1]} if args.device == "cpu" else {"all": available}
+
+    print(machine())
+    work = (
+        f"{args.model}, {args.clients} clients x {args.samples} examples, batch {args.batch_size}, {args.epochs} "
+        f"epochs and the loss over all examples afterwards, {args.device}; best of {args.repeats}"
+    )
+    print(work)
+    report: dict[str, Any] = {"machine": machine(), "work": work, "tables": {}}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        settings = write_work(folder, args)
+        for name in dict.fromkeys(args.cores):
+            if name not in tables or (name == "one" and "all" in args.cores and len(available) == 1):
+                continue
+            cores = tables[name]
+            print(f"{name} cores ({len(cores)})" if name == "all" else "one core", file=sys.stderr)
+            rows = measure(contestants, folder, settings, cores, args.repeats)
+            title = f"All {len(cores)} cores" if name == "all" else "One core"
+            show(title, rows, args.clients * args.samples * args.epochs)
+            report["tables"][name] = rows
+    if peers:
+        print(
+            "\nOn several cores fedlaw by itself trains chunks of clients on a thread each; BlazeFL and Flower\n"
+            "spread clients over as many threads, processes or actors as they are told, here one a core; all\n"
+            "others train client after client, and further cores help only within a matrix product."
+        )
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":
