@@ -79,13 +79,14 @@ def screen(
     >>> screen(torch.tensor([[1.0, 2.0], [float("nan"), 0.0]]), None, None, needs_loss=False)
     tensor([0, 7])
     """
-    codes = torch.zeros(updates.shape[:-1], dtype=torch.int64, device=updates.device)
+    norms = row_norms(updates) if norms is None else norms
+    codes = torch.zeros(updates.shape[:-1], dtype=torch.int64, device=norms.device)
 
     def refuse(bad: Tensor, reason: Reason) -> None:
         nonlocal codes
         codes = torch.where((codes == 0) & bad, int(reason), codes)
 
-    refuse(~torch.isfinite(row_norms(updates) if norms is None else norms), Reason.NOT_FINITE)
+    refuse(~torch.isfinite(norms), Reason.NOT_FINITE)
     if needs_loss:
         if losses is None:
             refuse(torch.ones_like(codes, dtype=torch.bool), Reason.LOSS_MISSING)
