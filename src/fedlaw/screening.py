@@ -220,9 +220,12 @@ def loss_scores(
 
 def _block_once(values: Tensor, mask: Tensor, least: int, most: int) -> Tensor:
     """`mask` with the group of `least` to `most` equal values, if there is one only, reduced to its first entry."""
-    equal = (values.unsqueeze(-1) == values.unsqueeze(-2)) & mask.unsqueeze(-1) & mask.unsqueeze(-2)
-    sizes = equal.sum(-1)
-    first = mask & (equal.to(torch.int8).argmax(-1) == torch.arange(values.shape[-1], device=values.device))
+    ordered, order = torch.where(mask, values, torch.inf).sort(dim=-1, stable=True)
+    begins = torch.cat([torch.ones_like(mask[..., :1]), ordered[..., 1:] != ordered[..., :-1]], dim=-1)
+    run = begins.long().cumsum(-1) - 1
+    lengths = torch.zeros_like(run).scatter_add(-1, run, torch.ones_like(run)).gather(-1, run)
+    sizes = torch.zeros_like(run).scatter(-1, order, lengths)
+    first = mask & torch.zeros_like(mask).scatter(-1, order, begins)
     grouped = mask & (sizes >= least) & (sizes <= most)
     alone = (grouped & first).sum(-1, keepdim=True) == 1
     return mask & ~(grouped & ~first & alone)

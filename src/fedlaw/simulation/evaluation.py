@@ -12,7 +12,8 @@ from fedlaw.simulation.parallel import in_parallel
 from fedlaw.simulation.training import Backend, Kernel, check_pool, kernel_for, stack_limit
 
 _CPU_BATCH_BYTES = 8 << 20  # of the intermediates of one batch
-_LARGEST_BATCH = 1024
+_GPU_BATCH_SHARE = 0.1  # of the free memory, for the intermediates of one batch
+_LARGEST_CPU_BATCH, _LARGEST_GPU_BATCH = 1024, 1 << 16
 
 
 class Evaluation(NamedTuple):
@@ -76,10 +77,12 @@ def evaluate(
     kind = kernel_for(model, shape, backend)
     cpu = params.device.type == "cpu"
     if batch is None:
-        batch = _LARGEST_BATCH
-        if cpu:
-            each = kind.activations(model, inputs[:2]) * params.element_size()
-            batch = max(16, min(batch, _CPU_BATCH_BYTES // each))
+        each = kind.activations(model, inputs[:2]) * params.element_size()
+        most, room = _LARGEST_CPU_BATCH, _CPU_BATCH_BYTES
+        if params.is_cuda:  # few large batches: a launch costs more than what a small one computes
+            most = _LARGEST_GPU_BATCH
+            room = int(torch.cuda.mem_get_info(params.device)[0] * _GPU_BATCH_SHARE)
+        batch = max(16, min(most, room // each))
     batch = min(batch, len(inputs))
     models = 1 if cpu else min(len(stacked), stack_limit(kind, model, stacked, inputs, batch))
     starts = range(0, len(inputs), batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +52,7 @@ class Population:
         """Number of clients."""
         return len(self.sizes)
 
-    @property
+    @cached_property
     def minority(self) -> Tensor:
         """(n,) bool: honest clients whose label group is mostly malicious, the first to be taken for attackers."""
         if self.groups is None:
