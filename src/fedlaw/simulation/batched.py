@@ -77,23 +77,25 @@ class BatchedKernel:
     def step(self, lo: int, x: Tensor, y: Tensor, weight: Tensor, lr: float) -> None:
         """One SGD step of jobs lo, lo+1, ... on x (k, w, ...), y (k, w), examples weighted by `weight` (k, w)."""
         program = self._program(lo, lo + x.shape[0], x.shape[1])
-        weight = weight.unsqueeze(-1)
+        weight = weight.unsqueeze(1)
         # d loss / d scores = weight * (softmax - one-hot)
-        slope = self._forward(program, x).softmax(-1).mul_(weight)
-        gradient: Tensor | None = slope.scatter_add_(-1, y.unsqueeze(-1), -weight)
+        slope = self._forward(program, x).softmax(1).mul_(weight)
+        gradient: Tensor | None = slope.scatter_add_(1, y.unsqueeze(1), -weight)
         for layer in reversed(program[self._first :]):
             assert gradient is not None  # the first trained layer alone returns none
             gradient = layer.backward(gradient, lr)
 
     def losses(self, lo: int, x: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy (k, w) of every example under jobs lo, lo+1, ..."""
-        return -self.scores(lo, x).log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        scores = self._forward(self._program(lo, lo + x.shape[0], x.shape[1]), x)
+        return -scores.log_softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
 
     def scores(self, lo: int, x: Tensor) -> Tensor:
         """Class scores (k, w, classes); valid until the next call."""
-        return self._forward(self._program(lo, lo + x.shape[0], x.shape[1]), x)
+        return self._forward(self._program(lo, lo + x.shape[0], x.shape[1]), x).mT
 
     def _forward(self, program: list[Layer], x: Tensor) -> Tensor:
+        """Class scores (k, classes, w)."""
         k, width = x.shape[:2]
         if self._images:
             x = x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=self._format)
@@ -107,7 +109,11 @@ class BatchedKernel:
         """The layers of jobs lo..hi-1 for batches of `width`, bound to their parameters and buffers."""
         key = (lo, hi, width)
         if key not in self._programs:
-            self._programs[key] = [self._bind(i, part, *key) for i, part in enumerate(self.parts)]
+            program = [self._bind(i, part, *key) for i, part in enumerate(self.parts)]
+            last = program[-1] if program else None
+            self._programs[key] = (
+                program if isinstance(last, layers.Scores) else [*program, layers.Transposed()]
+            )
         return self._programs[key]
 
     def _bind(self, i: int, part: Part, lo: int, hi: int, width: int) -> Layer:
@@ -118,13 +124,12 @@ class BatchedKernel:
         )
         if isinstance(module, nn.Linear):
             assert weight is not None
-            out, grad = self._buffers[i]
-            return layers.Linear(
-                weight,
-                bias,
-                self._rows(out, k, (width, module.out_features)),
-                self._rows(grad, k, (width, module.in_features)) if further else None,
-            )
+            out, given = self._buffers[i]
+            grad = self._rows(given, k, (width, module.in_features)) if further else None
+            if i == len(self.parts) - 1:
+                scores = self._rows(out, k, (module.out_features, width))
+                return layers.Scores(weight, bias, scores, grad)
+            return layers.Linear(weight, bias, self._rows(out, k, (width, module.out_features)), grad)
         if isinstance(module, nn.Conv2d):
             assert weight is not None
             return layers.Conv2d(module, weight, bias, further, self._format)

@@ -5,6 +5,8 @@ Two layouts of what flows between them, for k models with w examples each:
     spatial  (w, k*C, H, W): convolutions have k groups, group norm k times the groups. For k = 1 that is the
              ordinary layout, so one model is never slower than without this module.
 
+Scores alone, the last linear layer's, are (k, classes, w).
+
 `backward(gradient, lr)` takes the gradient with respect to the layer's output, moves the layer's parameters by
 -lr times theirs in place, and returns the gradient with respect to the layer's input, formed before they move.
 Outputs may be overwritten by a following ReLU: no layer reads its own output again.
@@ -51,6 +53,41 @@ class Linear:
         if self.bias is not None:
             self.bias.sub_(gradient.sum(1), alpha=lr)
         return self.grad
+
+
+class Scores:
+    """The last linear layer, y^T = W x^T + b: `out` is (k, out, w), and so is the gradient that it takes.
+
+    A softmax over a few classes is fast across long rows of examples, and slow along short rows of classes.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, out: Tensor, grad: Tensor | None) -> None:
+        self.weight, self.bias, self.out, self.grad = weight, bias, out, grad
+        self.column = None if bias is None else bias.unsqueeze(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.x = x
+        if self.column is None:
+            return torch.bmm(self.weight, x.mT, out=self.out)
+        return torch.baddbmm(self.column, self.weight, x.mT, out=self.out)
+
+    def backward(self, gradient: Tensor, lr: float) -> Tensor | None:
+        if self.grad is not None:
+            torch.bmm(gradient.mT, self.weight, out=self.grad)
+        self.weight.baddbmm_(gradient, self.x, alpha=-lr)
+        if self.bias is not None:
+            self.bias.sub_(gradient.sum(2), alpha=lr)
+        return self.grad
+
+
+class Transposed:
+    """(k, w, classes) to the layout of scores, where no linear layer is the last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mT
+
+    def backward(self, gradient: Tensor, lr: float) -> Tensor:
+        return gradient.mT.contiguous()
 
 
 class ReLU:
