@@ -17,7 +17,7 @@ import torch
 
 from fedlaw.experiments.description import Execution, Experiment
 from fedlaw.experiments.engines.base import Engine, Outcome, distinct
-from fedlaw.experiments.engines.local import Local, cores
+from fedlaw.experiments.engines.local import Local, side_by_side
 from fedlaw.experiments.lab import Lab, Shelf
 from fedlaw.experiments.sweep import Planned, Sweep
 from fedlaw.results import Store, notes
@@ -111,7 +111,7 @@ def make_plan(
     todo = [each for each in different.values() if status[each.id] in redo]
     todo.sort(key=lambda each: status[each.id] != "interrupted")  # what was begun comes first
     on_cpu = execution.device == "cpu" or not torch.cuda.is_available()
-    side_by_side = processes or (cores() if on_cpu else 1)
+    beside = processes or side_by_side(execution.device)
     paces = _paces(Path(store))
     stacks: list[list[Experiment]] = []
     seconds: float | None = 0.0
@@ -122,16 +122,16 @@ def make_plan(
         known = paces.get(key)
         limit = stack or (_CPU_STACK if on_cpu else _GPU_STACK)
         if known is not None:
-            room = (memory or _free(on_cpu) / 2) / side_by_side
+            room = (memory or _free(on_cpu) / 2) / beside
             limit = max(1, min(limit, int(room / known.bytes)))
         if stack is None:  # enough stacks that no process waits long for the last one
-            limit = max(1, min(limit, math.ceil(len(group) / (2 * side_by_side))))
+            limit = max(1, min(limit, math.ceil(len(group) / (2 * beside))))
         stacks += [group[at : at + limit] for at in range(0, len(group), limit)]
         if known is None or seconds is None:
             seconds = None
         else:
             seconds += sum(known.build + known.round * each.rounds for each in group)
-    share = max(1, min(side_by_side, len(stacks)))
+    share = max(1, min(beside, len(stacks)))
     counts = Counter(status.values())
     return Plan(sweep, planned, status, stacks, None if seconds is None else seconds / share, counts, paces)
 

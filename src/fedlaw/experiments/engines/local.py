@@ -13,9 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedlaw.experiments.description import Execution, Experiment
 from fedlaw.experiments.engines.base import Outcome, Rounds, record_failure, run_stack
 
+_ON_A_GPU = 6  # beyond that the card is full: see benchmarks/README.md
 _DEATHS = 3  # how often a process may die over a stack before its runs count as failed
 
 Done = Callable[[list[Outcome]], None]
@@ -26,11 +29,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def side_by_side(device: str) -> int:
+    """Processes that fill this machine: one a core; on a GPU, which others use while one judges, a few."""
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    return min(_ON_A_GPU, cores()) if on_gpu else cores()
+
+
 class Local:
     """Stacks on this machine: one after the other here, or in several processes with one thread each.
 
     Args:
-        processes: how many; None: as many as cores on a CPU, none beside this one on a GPU.
+        processes: how many; None: as many as fill the machine (`side_by_side`).
     """
 
     def __init__(self, processes: int | None = None) -> None:
@@ -48,7 +57,7 @@ class Local:
         on_done: Done,
     ) -> None:
         """See `Engine`."""
-        wanted = self.processes or (cores() if execution.device == "cpu" else 1)
+        wanted = self.processes or side_by_side(execution.device)
         if min(wanted, len(stacks)) <= 1:
             for stack in stacks:
                 on_done(run_stack(stack, store=store, execution=execution, on_rounds=on_rounds))

@@ -1,0 +1,208 @@
+"""Seconds per experiment of the paper's settings on a GPU, and how far that is from what the card could do.
+
+    python benchmarks/gpu.py --data-dir DATA                    # MNIST: FedAvg, FedLAW as published, hardened
+    python benchmarks/gpu.py --data-dir DATA --dataset cifar10  # one CIFAR-10 experiment, a part of its rounds
+
+MNIST: the runs of `fedlaw reproduce mnist-accuracy` (200 clients, MLP 784-128-64-10, batch 64, 3 local epochs,
+200 rounds, of which 20 have two phases as published and 80 with `hardened`; five attacks, 10 to 40 % attackers),
+whole: reading the data, building, evaluating and recording in a store included, in `--processes` processes that
+train `--stack` experiments together. CIFAR-10: one run of `cifar10-accuracy`; `--rounds` of its 400 are run, and the
+whole is reckoned from them.
+
+Two floors are printed beside the time: the arithmetic of local training (forward, backward, the pass for the loss)
+at the measured rate of large TF32 products, and the bytes it must move (each step reads and writes a client's
+parameters, and reads its examples) at the measured rate of a copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from _common import machine
+
+from fedlaw.experiments import reproduce
+from fedlaw.experiments.description import Execution, Experiment
+from fedlaw.experiments.engines.local import Local, side_by_side
+
+METHODS = ("FedAVG", "FedLAW", "FedLAW hardened")
+
+
+def rate(work: float, run: Callable[[], object], repeats: int = 20) -> float:
+    """`work` per second of the best of three batches of repeats."""
+    run()
+    best = float("inf")
+    for _ in range(3):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        torch.cuda.synchronize()
+        best = min(best, (time.perf_counter() - began) / repeats)
+    return work / best
+
+
+def card() -> tuple[float, float]:
+    """Measured TF32 flops per second of a large product, and bytes per second of a copy."""
+    torch.set_float32_matmul_precision("high")
+    a = torch.randn(8192, 8192, device="cuda")
+    b = torch.empty_like(a)
+    found = rate(2 * 8192.0**3, lambda: torch.mm(a, a, out=b)), rate(2.0 * a.nbytes, lambda: b.copy_(a))
+    torch.set_float32_matmul_precision("highest")
+    return found
+
+
+def work_of_a_phase(
+    experiment: Experiment, examples: int, layers: list[tuple[int, int]]
+) -> tuple[float, float]:
+    """Flops and bytes of one phase's local training: `layers` are (multiplications an example, parameters)."""
+    ends = experiment.epochs
+    forward = sum(times for times, _ in layers)
+    flops = (
+        2.0 * examples * (ends * (3 * forward - layers[0][0]) + forward)
+    )  # nobody needs the input's gradient
+    steps = experiment.clients * ends * -(-examples // (experiment.clients * experiment.batch_size))
+    numbers = sum(count for _, count in layers)
+    return flops, 4.0 * (steps * 2 * numbers + experiment.clients * numbers)
+
+
+def mnist(given: argparse.Namespace, flops: float, bytes_: float) -> list[dict[str, Any]]:
+    """Every method's runs, timed whole."""
+    planned = reproduce.load("mnist-accuracy").planned()
+    rows = []
+    for method in given.methods:
+        runs = [each.experiment for each in planned if each.labels["method"] == method]
+        runs = runs[:: max(1, len(runs) // given.experiments)][: given.experiments]
+        stacks = [runs[at : at + given.stack] for at in range(0, len(runs), given.stack)]
+        execution = Execution(data_dir=given.data_dir, device="cuda", precision=given.precision)
+        phases = sum(_phases(each) for each in runs) / len(runs)
+        with tempfile.TemporaryDirectory() as folder:
+            outcomes: list[Any] = []
+            began = time.perf_counter()
+            Local(given.processes).run(
+                stacks,
+                store=Path(folder) / "gpu.sqlite",
+                execution=execution,
+                on_rounds=lambda count: None,
+                on_done=outcomes.extend,
+            )
+            seconds = (time.perf_counter() - began) / len(runs)
+        failed = [each.message for each in outcomes if each.status == "failed"]
+        if failed:
+            raise SystemExit(f"{len(failed)} runs failed: {failed[0]}")
+        arithmetic, traffic = work_of_a_phase(
+            runs[0], 56_000, [(784 * 128, 784 * 128 + 128), (128 * 64, 128 * 64 + 64), (64 * 10, 650)]
+        )
+        floors = phases * arithmetic / flops, phases * (traffic + 4.0 * 56_000 * 3 * 784) / bytes_
+        rows.append(_row(method, len(runs), seconds, phases, floors))
+        print(_line(rows[-1]), flush=True)
+    return rows
+
+
+def _phases(experiment: Experiment) -> int:
+    """How many phases its rounds have, all told."""
+    server = experiment.server(torch.zeros(4), [])
+    judge = getattr(server, "judge", None)
+    two = 0 if judge is None else getattr(judge, "judged_rounds", None) or judge.weight_rounds
+    return experiment.rounds + int(two)
+
+
+def cifar10(given: argparse.Namespace, flops: float, bytes_: float) -> list[dict[str, Any]]:
+    """One experiment, some of its rounds; phases beyond the first few, which compile, are timed."""
+    from fedlaw.experiments.lab import Lab
+    from fedlaw.experiments.runner import _matmul_precision
+    from fedlaw.simulation.federation import Stack
+
+    planned = reproduce.load("cifar10-accuracy").planned()
+    rows = []
+    for method in given.methods:
+        run = next(each.experiment for each in planned if each.labels["method"] == method)
+        execution = Execution(data_dir=given.data_dir, device="cuda", precision=given.precision)
+        began = time.perf_counter()
+        lab = Lab(run, execution)
+        building = time.perf_counter() - began
+        with _matmul_precision(given.precision):
+            stack = Stack([lab.federation])
+            for _ in range(4):
+                stack.step()
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(given.rounds):
+                stack.step()
+            torch.cuda.synchronize()
+            phase = (time.perf_counter() - began) / given.rounds
+            began = time.perf_counter()
+            lab._evaluate()
+            torch.cuda.synchronize()
+            evaluation = time.perf_counter() - began
+        phases = _phases(run)
+        seconds = building + phases * phase + evaluation * run.rounds / run.evaluate_every
+        shape = [
+            (27 * 32 * 1024, 27 * 32),
+            (288 * 64 * 256, 288 * 64),
+            (4096 * 128, 4096 * 128),
+            (1280, 1290),
+        ]
+        arithmetic, traffic = work_of_a_phase(run, len(lab.population.labels), shape)
+        rows.append(
+            _row(method, 1, seconds, phases, (phases * arithmetic / flops, phases * traffic / bytes_))
+        )
+        print(f"{_line(rows[-1])}   (build {building:.1f} s, evaluation {evaluation:.2f} s)", flush=True)
+    return rows
+
+
+def _row(
+    method: str, runs: int, seconds: float, phases: float, floors: tuple[float, float]
+) -> dict[str, Any]:
+    return {
+        "method": method, "runs": runs, "seconds": seconds, "phases": phases,
+        "ms_a_phase": 1e3 * seconds / phases, "arithmetic": floors[0], "traffic": floors[1],
+        "share": max(floors) / seconds,
+    }  # fmt: skip
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['method']:20}{row['runs']:6}{row['phases']:8.0f}{row['seconds']:12.3f}{row['ms_a_phase']:12.2f}"
+        f"{row['arithmetic']:14.3f}{row['traffic']:10.3f}{row['share']:8.0%}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--dataset", choices=("mnist", "cifar10"), default="mnist")
+    parser.add_argument("--methods", nargs="+", default=[*METHODS], help="of the paper's tables")
+    parser.add_argument("--experiments", type=int, default=96, help="runs of each method (mnist)")
+    parser.add_argument(
+        "--stack", type=int, default=16, help="experiments trained together by a process (mnist)"
+    )
+    parser.add_argument("--processes", type=int, help=f"default {side_by_side('cuda')} (mnist)")
+    parser.add_argument("--rounds", type=int, default=40, help="timed (cifar10)")
+    parser.add_argument("--precision", choices=("tf32", "float32"), default="tf32")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("there is no GPU that torch can use: benchmarks/simulation.py measures CPUs")
+    flops, bytes_ = card()
+    print(machine())
+    print(f"measured: {flops / 1e12:.0f} TFLOP/s (TF32), {bytes_ / 1e12:.2f} TB/s; {given.precision}")
+    print(
+        f"{'':20}{'runs':>6}{'phases':>8}{'s each':>12}{'ms a phase':>12}"
+        f"{'arithmetic s':>14}{'traffic s':>10}{'share':>8}"
+    )
+    rows = (mnist if given.dataset == "mnist" else cifar10)(given, flops, bytes_)
+    if given.json:
+        about = {"machine": machine(), "tflops": flops / 1e12, "tbytes": bytes_ / 1e12}
+        settings = {key: str(value) for key, value in vars(given).items() if key not in ("data_dir", "json")}
+        given.json.write_text(json.dumps({**about, "settings": settings, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
