@@ -82,7 +82,7 @@ def run_stack(
     """
     experiments = list(experiments)
     try:
-        with _one_thread(execution), warnings.catch_warnings(record=True) as caught:
+        with _one_thread(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             watch = [_Counter(on_rounds)] if on_rounds else []
             results = run_together(
@@ -151,11 +151,10 @@ class _Counter(Callback):
 
 
 @contextmanager
-def _one_thread(execution: Execution) -> Iterator[None]:
-    """One torch thread where the CPU computes: products over many threads depend on how many there are."""
+def _one_thread() -> Iterator[None]:
+    """One torch thread: products over many depend on how many there are, and a GPU's processes share the cores."""
     before = torch.get_num_threads()
-    if execution.device == "cpu" or not torch.cuda.is_available():
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
