@@ -31,6 +31,8 @@ _MUST_BE = {  # where pydantic's own words would not help
 }
 _WITHOUT_GROUPS = ("dirichlet", "iid", "natural", "shards")
 
+_SOUND: set[str] = set()  # rules, with what they depend on, that a server was made of before: a sweep has few
+
 
 class _Described(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
@@ -187,7 +189,12 @@ class Experiment(_Described):
             )
 
     def _check_rule(self) -> None:
-        """Everything a server says about its settings for so many clients and rounds."""
+        """Everything a server says about its settings for so many clients and rounds; once for each of them."""
+        told = json.dumps(
+            [self.rule, self.clients, self.rounds, self.participation, self.lr], sort_keys=True, default=repr
+        )
+        if told in _SOUND:
+            return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said once, when the run starts
             made = self.server(torch.zeros(1), reference=lambda round, params: params)
@@ -203,6 +210,7 @@ class Experiment(_Described):
                 f"minimum_replies must be at most the {asked} clients asked in a round, got "
                 f"{self.rule['minimum_replies']}"
             )
+        _SOUND.add(told)
 
     # -------------------------------------------------------------------------------------- what it says
     @property
