@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -177,6 +178,9 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     args = parser.parse_args()
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # so that contestants and temporary files go as well
     usual = (200, 280, 64) if args.model == "mlp" else (20, 80, 16)
     for name, value in zip(("clients", "samples", "batch_size"), usual, strict=True):
         setattr(args, name, getattr(args, name) or value)
@@ -192,6 +196,8 @@ def main() -> None:
         f"epochs and the loss over all examples afterwards, {args.device}; best of {args.repeats}"
     )
     print(work)
+    if (busy := os.getloadavg()[0]) > 0.5:
+        print(f"this machine is busy with something else (load {busy:.1f}): take ratios with care")
     report: dict[str, Any] = {"machine": machine(), "work": work, "tables": {}}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
