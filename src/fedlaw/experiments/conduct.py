@@ -17,7 +17,7 @@ import torch
 
 from fedlaw.experiments.description import Execution, Experiment
 from fedlaw.experiments.engines.base import Engine, Outcome, distinct
-from fedlaw.experiments.engines.local import Local, side_by_side
+from fedlaw.experiments.engines.local import Local, on_gpu, side_by_side
 from fedlaw.experiments.lab import Lab, Shelf
 from fedlaw.experiments.sweep import Planned, Sweep
 from fedlaw.results import Store, notes
@@ -110,7 +110,7 @@ def make_plan(
     different = {each.experiment.id: each.experiment for each in planned}
     todo = [each for each in different.values() if status[each.id] in redo]
     todo.sort(key=lambda each: status[each.id] != "interrupted")  # what was begun comes first
-    on_cpu = execution.device == "cpu" or not torch.cuda.is_available()
+    on_cpu = not on_gpu(execution.device)
     beside = processes or side_by_side(execution.device)
     paces = _paces(Path(store))
     stacks: list[list[Experiment]] = []
@@ -246,11 +246,11 @@ def _seconds_a_round(labs: Sequence[Lab], execution: Execution) -> float:
 
 # ------------------------------------------------------------------------------------------ helpers
 def _bytes(lab: Lab) -> float:
-    """What a run in a stack needs: its pool twice (its own, the stack's), what it is tested on, a few (n, d)."""
+    """What a run in a stack needs, if it shares no data with others: pool, what it is tested on, a few (n, d)."""
     people, params = lab.population, lab.federation.server.params
-    pool = sum(x.numel() * x.element_size() for x in (people.inputs, people.labels, people.clean))
+    pool = sum(x.numel() * x.element_size() for x in (people.inputs, people.poisoned_inputs, people.clean))
     tests = sum(x.numel() * x.element_size() for part in (lab._test, lab._validation) for x in part)
-    return 2.0 * pool + tests + 5.0 * people.n * params.numel() * params.element_size()
+    return pool + tests + 5.0 * people.n * params.numel() * params.element_size()
 
 
 def _free(on_cpu: bool) -> float:

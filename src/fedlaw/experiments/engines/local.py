@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 
 from fedlaw.experiments.description import Execution, Experiment
 from fedlaw.experiments.engines.base import Outcome, Rounds, record_failure, run_stack
+from fedlaw.experiments.engines.mps import can_share, shared_card
 
 _ON_A_GPU = 6  # beyond that the card is full: see benchmarks/README.md
 _DEATHS = 3  # how often a process may die over a stack before its runs count as failed
@@ -30,9 +31,15 @@ def cores() -> int:
 
 
 def side_by_side(device: str) -> int:
-    """Processes that fill this machine: one a core; on a GPU, which others use while one judges, a few."""
-    on_gpu = device != "cpu" and torch.cuda.is_available()
-    return min(_ON_A_GPU, cores()) if on_gpu else cores()
+    """Processes that fill this machine: one a core; on a GPU a few, if it lets them in at the same time."""
+    if on_gpu(device):
+        return min(_ON_A_GPU, cores()) if can_share() else 1
+    return cores()
+
+
+def on_gpu(device: str) -> bool:
+    """Whether runs with this `Execution.device` compute on a GPU."""
+    return device != "cpu" and torch.cuda.is_available()
 
 
 class Local:
@@ -63,14 +70,15 @@ class Local:
                 on_done(run_stack(stack, store=store, execution=execution, on_rounds=on_rounds))
             return
         alone = execution.model_copy(update={"threads": 1})
-        left, deaths = [list(stack) for stack in stacks], 0
-        while left:
-            left = _in_processes(left, min(wanted, len(left)), store, alone, on_rounds, on_done)
-            deaths += bool(left)
-            if deaths == _DEATHS:
-                for stack in left:
-                    on_done([_died(each, store) for each in stack])
-                return
+        with shared_card() if on_gpu(execution.device) else nullcontext():
+            left, deaths = [list(stack) for stack in stacks], 0
+            while left:
+                left = _in_processes(left, min(wanted, len(left)), store, alone, on_rounds, on_done)
+                deaths += bool(left)
+                if deaths == _DEATHS:
+                    for stack in left:
+                        on_done([_died(each, store) for each in stack])
+                    return
 
 
 def _in_processes(
