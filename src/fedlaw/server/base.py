@@ -114,9 +114,8 @@ class Server(ABC):
     def ask(self) -> Request:
         """What to send now, and to whom. Asking again gives the same answer until the phase ends."""
         self._check_not_done()
-        clients = tuple(self.roster[i] for i in self._wanted.nonzero().flatten().tolist())
         # A copy: who is handed the model may train in it.
-        return Request(self.round, self.phase, self._sent().clone(), clients, self.settings.loss_point)
+        return Request(self.round, self.phase, self._sent().clone(), self._clients, self.settings.loss_point)
 
     def tell(self, replies: Reply | Replies | Any) -> None:
         """Take one reply or a block. What cannot be used is refused and recorded, never raised."""
@@ -163,6 +162,7 @@ class Server(ABC):
 
     def _open_phase(self, wanted: Tensor) -> None:
         self._wanted = wanted
+        self._clients = tuple(self.roster[i] for i in wanted.nonzero().flatten().tolist())
         self._answered = torch.zeros_like(wanted)
         self._losses = torch.full((self.n,), torch.nan, dtype=torch.float64)
 
@@ -245,8 +245,40 @@ class Server(ABC):
         self, clients: Sequence[ClientId], updates: Tensor, losses: Tensor | None, counts: Tensor | None
     ) -> None:
         """Screen a block whose shapes are right, refuse rows one by one, and receive the rest."""
+        at, where = self._usable(clients)
+        losses = None if losses is None else losses.detach().to("cpu", torch.float64)
+        counts = None if counts is None else counts.detach().to("cpu", torch.float64)
+        norms = row_norms(updates).to("cpu", torch.float64)
+        codes = screening.screen(updates, losses, counts, needs_loss=self._needs_loss(), norms=norms)[at]
+        if bool(codes.any()):
+            for place, code in zip(at.tolist(), codes.tolist(), strict=True):
+                if code:
+                    self._refuse(clients[place], Reason(code))
+            at, where = at[codes == 0], where[codes == 0]
+        if not len(at):
+            return
+        self._answered[where] = True
+        if losses is not None:
+            self._losses[where] = losses[at]
+        if counts is not None:
+            self._counts[where] = counts[at]
+        if len(at) == len(updates):
+            self._receive(where, updates, norms)
+            return
+        for some, whose in zip(torch.split(at, ROWS_AT_ONCE), torch.split(where, ROWS_AT_ONCE), strict=True):
+            self._receive(whose, updates[some], norms[some])  # a few rows at once: no second copy of them all
+
+    def _usable(self, clients: Sequence[ClientId]) -> tuple[Tensor, Tensor]:
+        """Which of a block's replies may count (k,), and the rows (k,) of their senders; others are refused."""
+        if (
+            not bool(self._answered.any())
+            and all(type(client) in (int, str) for client in clients)
+            and tuple(clients) == self._clients
+        ):  # everybody who was asked, in order: a simulator's block
+            rows = self._wanted.nonzero().flatten()
+            return torch.arange(len(rows)), rows
         wanted, answered = self._wanted.tolist(), self._answered.tolist()
-        places, rows = [], []
+        places, found = [], []
         for place, client in enumerate(clients):
             reason = self._standing(client, wanted, answered)
             if reason is not Reason.USABLE:
@@ -255,29 +287,8 @@ class Server(ABC):
             row = self._index[client]
             answered[row] = True
             places.append(place)
-            rows.append(row)
-        losses = None if losses is None else losses.detach().to("cpu", torch.float64)
-        counts = None if counts is None else counts.detach().to("cpu", torch.float64)
-        norms = row_norms(updates).to("cpu", torch.float64)
-        codes = screening.screen(updates, losses, counts, needs_loss=self._needs_loss(), norms=norms).tolist()
-        good = [k for k, place in enumerate(places) if codes[place] == 0]
-        for place in places:
-            if codes[place]:
-                self._refuse(clients[place], Reason(codes[place]))
-        if not good:
-            return
-        places, rows = [places[k] for k in good], [rows[k] for k in good]
-        at, where = torch.tensor(places), torch.tensor(rows)
-        self._answered[where] = True
-        if losses is not None:
-            self._losses[where] = losses[at]
-        if counts is not None:
-            self._counts[where] = counts[at]
-        if len(places) == len(updates):
-            self._receive(where, updates, norms)
-            return
-        for some, whose in zip(torch.split(at, ROWS_AT_ONCE), torch.split(where, ROWS_AT_ONCE), strict=True):
-            self._receive(whose, updates[some], norms[some])  # a few rows at once: no second copy of them all
+            found.append(row)
+        return torch.tensor(places, dtype=torch.int64), torch.tensor(found, dtype=torch.int64)
 
     def _examples(self, bound: float | None = None) -> Tensor:
         """(n,) example counts as last told; the median where none was (1 without any); at most `bound` medians."""
