@@ -11,7 +11,7 @@ from fedlaw.simulation import layers
 from fedlaw.simulation.layers import Layer
 from fedlaw.simulation.reading import Part, convolves, read
 
-_CACHE_LINE = 64  # bytes
+CACHE_LINE = 64  # bytes
 
 
 class BatchedKernel:
@@ -32,7 +32,7 @@ class BatchedKernel:
         self.parts = read(model, shape)
         cpu = like.device.type == "cpu"
         self._jobs, self._width, self._like = jobs, width, like
-        self._unit = _CACHE_LINE // like.element_size() if cpu else 1
+        self._unit = CACHE_LINE // like.element_size() if cpu else 1
         self._format = torch.channels_last if cpu else torch.contiguous_format
         self._images = convolves(self.parts)
         self._first = next((i for i, part in enumerate(self.parts) if part.trained), len(self.parts))

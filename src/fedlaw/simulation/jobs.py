@@ -178,3 +178,25 @@ def schedule(sizes: Sequence[int], batch_size: int, multiple: int, together: boo
                 runs += [Run(job, job + 1, at, width) for job in range(lo, hi)]
             lo = hi
     return runs
+
+
+def visited(size: int, batch_size: int, multiple: int) -> int:
+    """Positions that `schedule` visits for a job of that size: its examples and the padding of the last batch.
+
+    >>> [visited(size, batch_size=4, multiple=2) for size in (4, 5, 7)]
+    [4, 6, 8]
+    """
+    full, rest = divmod(size, batch_size)
+    return full * batch_size + min(batch_size, -(-rest // multiple) * multiple)
+
+
+def shares(sizes: Tensor, length: int, batch_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What the example at each position counts in the mean over its batch, and over its job: (k, length) each.
+
+    >>> shares(torch.tensor([3]), length=4, batch_size=2, dtype=torch.float32)
+    (tensor([[0.5000, 0.5000, 1.0000, 0.0000]]), tensor([[0.3333, 0.3333, 0.3333, 0.0000]]))
+    """
+    position = torch.arange(length, device=sizes.device)
+    filled = position < sizes[:, None]
+    batch_count = (sizes[:, None] - position // batch_size * batch_size).clamp(1, batch_size)
+    return filled / batch_count.to(dtype), filled / sizes[:, None].to(dtype)

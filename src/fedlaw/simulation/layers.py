@@ -55,6 +55,37 @@ class Linear:
         return self.grad
 
 
+class Spanned:
+    """The first linear layer as the outputs for all of a job's n inputs (k, n, out); see GramKernel.
+
+    It takes places (k, w) of examples, counted through the rows of all k jobs, and collects what each example's
+    gradients sum to in `slopes` (k, n, out). Buffers: `out` (k, w, out), `columns` (k, w, n) of the Gram matrix.
+    """
+
+    def __init__(self, outputs: Tensor, gram: Tensor, slopes: Tensor, out: Tensor, columns: Tensor) -> None:
+        self.outputs, self.out, self.columns = outputs, out, columns
+        self.output_rows, self.gram_rows, self.slope_rows = (
+            tensor.flatten(0, 1) for tensor in (outputs, gram, slopes)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.places = x.flatten()
+        return _pick(self.output_rows, self.places, self.out)
+
+    def backward(self, gradient: Tensor, lr: float) -> None:
+        self.slope_rows.index_add_(0, self.places, gradient.flatten(0, 1))
+        _pick(self.gram_rows, self.places, self.columns)  # rows for columns: the matrix is symmetric
+        self.outputs.baddbmm_(self.columns.mT, gradient, alpha=-lr)
+
+
+def _pick(source: Tensor, index: Tensor, room: Tensor) -> Tensor:
+    """Rows of `source` (N, f) into `room` (k, w, f), which may have gaps between its k parts."""
+    if not room.is_contiguous():
+        return room.copy_(source.index_select(0, index).view(room.shape))
+    torch.index_select(source, 0, index, out=room.flatten(0, 1))
+    return room
+
+
 class Scores:
     """The last linear layer, y^T = W x^T + b: `out` is (k, out, w), and so is the gradient that it takes.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from itertools import groupby
 from typing import Literal, Protocol
 
 import torch
@@ -12,7 +14,8 @@ from fedlaw.models.vector import count_parameters
 from fedlaw.simulation import fused
 from fedlaw.simulation.batched import BatchedKernel
 from fedlaw.simulation.functional import VmapKernel, train_sequential
-from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, schedule
+from fedlaw.simulation.gram import GramKernel, gram_rows, places
+from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, schedule, shares, visited
 from fedlaw.simulation.parallel import in_parallel
 from fedlaw.simulation.reading import UnknownLayer, read
 
@@ -100,7 +103,7 @@ def train(
     chunk = chunk or plan.chunk(threads)
     # Neighbours in a chunk should be of one size; the stable sort leaves equal ones in roster order.
     by_size = jobs.sizes.argsort(descending=True, stable=True)
-    rows = list(torch.split(by_size, chunk))
+    rows = [part for alike in plan.alike(by_size) for part in torch.split(alike, chunk)]
     in_parallel(rows, lambda: plan.worker(chunk), threads if cpu else None)
     return Trained(plan.updates, plan.losses)
 
@@ -144,6 +147,7 @@ class _Plan:
             self.multiple = work.batch_size  # one launch for all tails is worth more than the arithmetic
         largest = int(jobs.sizes.max())
         self.width = min(work.batch_size, -(-largest // self.multiple) * self.multiple)
+        self.gram_rows = {size: self._gram_rows(size) for size in set(jobs.sizes.tolist())}
 
     def chunk(self, threads: int) -> int:
         """Jobs that a worker should hold together."""
@@ -151,20 +155,61 @@ class _Plan:
             return 1
         share = -(-len(self.jobs) // threads)
         least = -(-_LEAST_STEP // (self.params.shape[1] * self.width))
-        return min(
-            max(share, least), stack_limit(self.kind, self.model, self.params, self.inputs, self.width)
-        )
+        limit = stack_limit(self.kind, self.model, self.params, self.inputs, self.width)
+        return min(max(share, least), limit)
+
+    def _gram_rows(self, size: int) -> int:
+        """Rows of a job of that size in GramKernel; 0 where the job is to be trained directly."""
+        work, shape = self.work, tuple(self.inputs.shape[1:])
+        large = self.params.shape[1] * min(work.batch_size, size) >= _LEAST_STEP
+        if self.kind is not BatchedKernel or self.params.device.type != "cpu" or not large:
+            return 0
+        return gram_rows(self.model, shape, size, work, self.multiple, self.params)
+
+    def alike(self, rows: Tensor) -> list[Tensor]:
+        """The jobs `rows`, in order of size, in parts that may share a chunk: with GramKernel, of one schedule."""
+        ends = [
+            visited(size, self.work.batch_size, self.multiple) if self.gram_rows[size] else 0
+            for size in self.jobs.sizes[rows].tolist()
+        ]
+        return list(torch.split(rows, [len(list(group)) for _, group in groupby(ends)]))
 
     def worker(self, chunk: int) -> Callable[[Tensor], None]:
-        """What trains one chunk after the other, with buffers of its own."""
+        """What trains one chunk after the other, with buffers of its own, made when first needed."""
         shape = tuple(self.inputs.shape[1:])
         most = min(chunk, len(self.jobs))
-        kernel: Kernel = self.kind(self.model, shape, most, self.width, self.params)
-        together = most if self.together else 1
-        room = torch.empty(
-            (together * self.width, *shape), dtype=self.inputs.dtype, device=self.inputs.device
-        )
-        return lambda rows: self.train_chunk(kernel, room, rows)
+
+        @cache
+        def direct() -> tuple[Kernel, Tensor]:
+            together = most if self.together else 1
+            room = self.inputs.new_empty((together * self.width, *shape))
+            return self.kind(self.model, shape, most, self.width, self.params), room
+
+        @cache
+        def gram() -> GramKernel:
+            return GramKernel(self.model, shape, most, max(self.gram_rows.values()), self.params)
+
+        def train_rows(rows: Tensor) -> None:
+            length = self.gram_rows[int(self.jobs.sizes[rows[0]])]
+            left = self.train_gram(gram(), rows, length) if length else rows
+            if len(left):
+                self.train_chunk(*direct(), left)
+
+        return train_rows
+
+    def train_gram(self, kernel: GramKernel, rows: Tensor, length: int) -> Tensor:
+        """Train the jobs `rows`, write their updates and losses; return those that need `train_chunk`."""
+        sizes = self.jobs.sizes[rows]
+        index, place, same = places(self.jobs.order[rows], sizes, length)
+        done = rows[same]
+        if len(done):
+            theta = self.params.index_select(0, self.jobs.start[done])
+            kernel.load(theta)
+            self.losses[done] = kernel.train(
+                self.inputs, self.labels, index[same], place[same], sizes[same], self.work, self.multiple
+            )
+            self.write(done, theta, kernel)
+        return rows[~same]
 
     def train_chunk(self, kernel: Kernel, room: Tensor, rows: Tensor) -> None:
         """Train the jobs `rows` and write their updates and losses."""
@@ -172,13 +217,12 @@ class _Plan:
         sizes = jobs.sizes[rows]
         runs = schedule(sizes.tolist(), batch, self.multiple, self.together)
         position = torch.arange(max(run.at + run.width for run in runs), device=rows.device)
-        filled = position < sizes[:, None]
-        batch_start = position // batch * batch
-        batch_count = (sizes[:, None] - batch_start).clamp(1, batch)
-        weight = filled / batch_count.to(self.params.dtype)
+        weight, share = shares(sizes, len(position), batch, self.params.dtype)
         # Padding repeats the first example of its batch with weight 0: it can be non-finite only where a real
         # example is. Positions of batches that a job does not have are never used.
-        source = torch.where(filled, position, batch_start).clamp(max=jobs.order.shape[-1] - 1)
+        source = torch.where(position < sizes[:, None], position, position // batch * batch).clamp(
+            max=jobs.order.shape[-1] - 1
+        )
         order = jobs.order[rows].gather(-1, source.unsqueeze(1).expand(-1, work.epochs, -1)).clamp_(min=0)
         labels = self.labels[order]
 
@@ -187,7 +231,6 @@ class _Plan:
             return examples.view(*index.shape, *self.inputs.shape[1:])
 
         def mean_losses() -> Tensor:
-            share = filled / sizes[:, None].to(self.params.dtype)
             total = torch.zeros_like(share[:, 0])
             for lo, hi, at, width in runs:
                 here = slice(at, at + width)
@@ -207,13 +250,17 @@ class _Plan:
                 kernel.step(lo, x, labels[lo:hi, epoch, here], weight[lo:hi, here], work.lr)
         if work.loss_point == "after":
             self.losses[rows] = mean_losses()
+        self.write(rows, theta, kernel)
+
+    def write(self, rows: Tensor, theta: Tensor, kernel: Kernel) -> None:
+        """The updates of the jobs `rows`, which started at theta and end at what the kernel holds."""
         first, k = int(rows[0]), len(rows)
         if self.params.device.type == "cpu" and torch.equal(rows, torch.arange(first, first + k)):
             # Neighbours, as clients of one size are: psi is written where the update belongs, and made one there.
             target = self.updates[first : first + k]
-            torch.sub(theta, kernel.flat(k, out=target), out=target).div_(work.lr)
+            torch.sub(theta, kernel.flat(k, out=target), out=target).div_(self.work.lr)
         else:
-            self.updates.index_copy_(0, rows, theta.sub_(kernel.flat(len(rows))).div_(work.lr))
+            self.updates.index_copy_(0, rows, theta.sub_(kernel.flat(k)).div_(self.work.lr))
 
 
 def stack_limit(kind: KernelKind, model: nn.Module, params: Tensor, inputs: Tensor, width: int) -> int:
