@@ -146,7 +146,7 @@ class BatchedKernel:
     def _buffer(self, shape: tuple[int, ...]) -> Tensor:
         """Room for all jobs' tensors of `shape`."""
         share = -(-math.prod(shape) // self._unit) * self._unit
-        return torch.zeros(self._jobs * share, dtype=self._like.dtype, device=self._like.device)
+        return torch.empty(self._jobs * share, dtype=self._like.dtype, device=self._like.device)
 
     def _rows(self, buffer: Tensor, k: int, shape: tuple[int, ...]) -> Tensor:
         """A view (k, *shape) of the buffer's beginning, each of the k from a cache line on."""

@@ -31,7 +31,7 @@ class GramKernel(BatchedKernel):
     a few times f or less and several epochs that is less arithmetic than two products with W at every step, and
     the losses over all examples need no product with X again. The result is that of BatchedKernel up to rounding.
 
-    Use: `load`, `train`, `flat`.
+    Use: `load`, `train`, `updates`.
 
     Args:
         model, shape, jobs, like: as for BatchedKernel.
@@ -88,7 +88,6 @@ class GramKernel(BatchedKernel):
                 self.step(0, order[:, epoch, here], order_y[:, epoch, here], weight[:, here], work.lr)
         if losses is None:
             losses = mean_losses()
-        self._end(work.lr)
         return losses
 
     def _begin(self, pool: Tensor, index: Tensor) -> None:
@@ -118,12 +117,27 @@ class GramKernel(BatchedKernel):
             torch.baddbmm(bias.unsqueeze(1), self._x, weight.mT, out=self._outputs)
         self._slopes.zero_()
 
-    def _end(self, lr: float) -> None:
-        """Move the first layer's weights by all steps since `_begin`."""
-        weight, bias = self._parameters(len(self._x))
-        weight.baddbmm_(self._slopes.mT, self._x, alpha=-lr)
+    def updates(self, theta: Tensor, lr: float, out: Tensor) -> Tensor:
+        """The pseudo-gradients (theta - psi) / lr of the jobs, written into `out` (k, d).
+
+        That of the first layer is the sum of its gradients, which nothing need be subtracted from.
+        """
+        k, at = len(theta), 0
+        weight, bias = self._parameters(k)
+        torch.bmm(self._slopes.mT, self._x, out=weight)
         if bias is not None:
-            bias.sub_(self._slopes.sum(1), alpha=lr)
+            torch.sum(self._slopes, 1, out=bias)
+        for param in self._params.values():
+            piece = slice(at, at + param[0].numel())
+            target = out[:, piece].view(k, *param.shape[1:])
+            if param is self._views[id(self._linear.weight)] or param is self._views.get(
+                id(self._linear.bias)
+            ):
+                target.copy_(param[:k])
+            else:
+                torch.sub(theta[:, piece].view(target.shape), param[:k], out=target).div_(lr)
+            at = piece.stop
+        return out
 
     def _parameters(self, k: int) -> tuple[Tensor, Tensor | None]:
         weight, bias = self._linear.weight, self._linear.bias
@@ -184,7 +198,7 @@ def places(order: Tensor, sizes: Tensor, rows: int) -> tuple[Tensor, Tensor, Ten
     >>> index.tolist(), place.tolist(), same.tolist()
     ([[4, 7, 4, 4]], [[[1, 0, 2, 3], [0, 1, 2, 3]]], [True])
     """
-    position = torch.arange(rows)
+    position = torch.arange(rows, device=order.device)
     order = nn.functional.pad(order, (0, max(0, rows - order.shape[-1])))[..., :rows]
     filled = position < sizes[:, None, None]
     found, visit = order.masked_fill(~filled, torch.iinfo(order.dtype).max).sort(dim=-1, stable=True)

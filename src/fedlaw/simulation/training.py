@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from itertools import groupby
 from typing import Literal, Protocol
 
@@ -13,9 +11,10 @@ from torch import Tensor, nn
 from fedlaw.models.vector import count_parameters
 from fedlaw.simulation import fused
 from fedlaw.simulation.batched import BatchedKernel
+from fedlaw.simulation.chunks import Worker
 from fedlaw.simulation.functional import VmapKernel, train_sequential
-from fedlaw.simulation.gram import GramKernel, gram_rows, places
-from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, schedule, shares, visited
+from fedlaw.simulation.gram import gram_rows
+from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, visited
 from fedlaw.simulation.parallel import in_parallel
 from fedlaw.simulation.reading import UnknownLayer, read
 
@@ -63,8 +62,8 @@ def train(
     - ``vmap``: any module. On a GPU all jobs together by torch.func, which needs control flow that does not
       depend on the data; on a CPU job by job, one Python thread per core, by autograd.
     - ``sequential``: the reference, an autograd loop.
-    - ``auto``: on a GPU that may use TF32, an MLP's whole training in one kernel (`fedlaw.simulation.fused`);
-      otherwise batched where it knows all layers, else vmap.
+    - ``auto``: on a GPU an MLP's steps in one kernel where that pays (`fedlaw.simulation.fused`), otherwise
+      batched where it knows all layers, else vmap.
 
     On a CPU a job's result is the same to the last bit whatever it is trained beside, in chunks of
     whatever size, on however many threads.
@@ -94,17 +93,19 @@ def train(
     shape = tuple(inputs.shape[1:])
     if backend == "sequential" or len(jobs) == 0:
         return train_sequential(model, params, inputs, labels, jobs, work)
-    if backend == "auto" and fused.supports(model, params, inputs, work):
-        return fused.train_fused(model, params, inputs, labels, jobs, work)
+    if backend == "auto" and fused.supports(model, params, inputs, jobs, work):
+        trained = fused.train_fused(model, params, inputs, labels, jobs, work)
+        if trained is not None:
+            return trained
     kind = kernel_for(model, shape, backend)
-    plan = _Plan(model, kind, params, inputs, labels, jobs, work)
+    plan = Plan(model, kind, params, inputs, labels, jobs, work)
     cpu = params.device.type == "cpu"
     threads = (threads or torch.get_num_threads()) if cpu else 1
     chunk = chunk or plan.chunk(threads)
     # Neighbours in a chunk should be of one size; the stable sort leaves equal ones in roster order.
     by_size = jobs.sizes.argsort(descending=True, stable=True)
     rows = [part for alike in plan.alike(by_size) for part in torch.split(alike, chunk)]
-    in_parallel(rows, lambda: plan.worker(chunk), threads if cpu else None)
+    in_parallel(rows, lambda: Worker(plan, min(chunk, len(jobs))), threads if cpu else None)
     return Trained(plan.updates, plan.losses)
 
 
@@ -121,7 +122,7 @@ def kernel_for(model: nn.Module, shape: tuple[int, ...], backend: Backend) -> Ke
     return BatchedKernel
 
 
-class _Plan:
+class Plan:
     """One call of `train`: everything that its workers share."""
 
     def __init__(
@@ -138,6 +139,7 @@ class _Plan:
         self.inputs, self.labels, self.jobs, self.work = inputs, labels, jobs, work
         self.updates = torch.empty((len(jobs), params.shape[1]), dtype=params.dtype, device=params.device)
         self.losses = torch.empty(len(jobs), dtype=params.dtype, device=params.device)
+        self.shape = tuple(inputs.shape[1:])
         self.together = kind.stacks(model, params.device)
         if _looks_across_examples(model):
             self.multiple = 1  # such a layer would see the padding
@@ -147,7 +149,8 @@ class _Plan:
             self.multiple = work.batch_size  # one launch for all tails is worth more than the arithmetic
         largest = int(jobs.sizes.max())
         self.width = min(work.batch_size, -(-largest // self.multiple) * self.multiple)
-        self.gram_rows = {size: self._gram_rows(size) for size in set(jobs.sizes.tolist())}
+        found = {size: self._gram_rows(size) for size in set(jobs.sizes.tolist())}
+        self.gram_rows = found if any(found.values()) else {}  # by size; 0: to be trained directly
 
     def chunk(self, threads: int) -> int:
         """Jobs that a worker should hold together."""
@@ -160,107 +163,21 @@ class _Plan:
 
     def _gram_rows(self, size: int) -> int:
         """Rows of a job of that size in GramKernel; 0 where the job is to be trained directly."""
-        work, shape = self.work, tuple(self.inputs.shape[1:])
+        work = self.work
         large = self.params.shape[1] * min(work.batch_size, size) >= _LEAST_STEP
         if self.kind is not BatchedKernel or self.params.device.type != "cpu" or not large:
             return 0
-        return gram_rows(self.model, shape, size, work, self.multiple, self.params)
+        return gram_rows(self.model, self.shape, size, work, self.multiple, self.params)
 
     def alike(self, rows: Tensor) -> list[Tensor]:
         """The jobs `rows`, in order of size, in parts that may share a chunk: with GramKernel, of one schedule."""
+        if not self.gram_rows:
+            return [rows]
         ends = [
             visited(size, self.work.batch_size, self.multiple) if self.gram_rows[size] else 0
             for size in self.jobs.sizes[rows].tolist()
         ]
         return list(torch.split(rows, [len(list(group)) for _, group in groupby(ends)]))
-
-    def worker(self, chunk: int) -> Callable[[Tensor], None]:
-        """What trains one chunk after the other, with buffers of its own, made when first needed."""
-        shape = tuple(self.inputs.shape[1:])
-        most = min(chunk, len(self.jobs))
-
-        @cache
-        def direct() -> tuple[Kernel, Tensor]:
-            together = most if self.together else 1
-            room = self.inputs.new_empty((together * self.width, *shape))
-            return self.kind(self.model, shape, most, self.width, self.params), room
-
-        @cache
-        def gram() -> GramKernel:
-            return GramKernel(self.model, shape, most, max(self.gram_rows.values()), self.params)
-
-        def train_rows(rows: Tensor) -> None:
-            length = self.gram_rows[int(self.jobs.sizes[rows[0]])]
-            left = self.train_gram(gram(), rows, length) if length else rows
-            if len(left):
-                self.train_chunk(*direct(), left)
-
-        return train_rows
-
-    def train_gram(self, kernel: GramKernel, rows: Tensor, length: int) -> Tensor:
-        """Train the jobs `rows`, write their updates and losses; return those that need `train_chunk`."""
-        sizes = self.jobs.sizes[rows]
-        index, place, same = places(self.jobs.order[rows], sizes, length)
-        done = rows[same]
-        if len(done):
-            theta = self.params.index_select(0, self.jobs.start[done])
-            kernel.load(theta)
-            self.losses[done] = kernel.train(
-                self.inputs, self.labels, index[same], place[same], sizes[same], self.work, self.multiple
-            )
-            self.write(done, theta, kernel)
-        return rows[~same]
-
-    def train_chunk(self, kernel: Kernel, room: Tensor, rows: Tensor) -> None:
-        """Train the jobs `rows` and write their updates and losses."""
-        jobs, work, batch = self.jobs, self.work, self.work.batch_size
-        sizes = jobs.sizes[rows]
-        runs = schedule(sizes.tolist(), batch, self.multiple, self.together)
-        position = torch.arange(max(run.at + run.width for run in runs), device=rows.device)
-        weight, share = shares(sizes, len(position), batch, self.params.dtype)
-        # Padding repeats the first example of its batch with weight 0: it can be non-finite only where a real
-        # example is. Positions of batches that a job does not have are never used.
-        source = torch.where(position < sizes[:, None], position, position // batch * batch).clamp(
-            max=jobs.order.shape[-1] - 1
-        )
-        order = jobs.order[rows].gather(-1, source.unsqueeze(1).expand(-1, work.epochs, -1)).clamp_(min=0)
-        labels = self.labels[order]
-
-        def gather(index: Tensor) -> Tensor:
-            examples = torch.index_select(self.inputs, 0, index.reshape(-1), out=room[: index.numel()])
-            return examples.view(*index.shape, *self.inputs.shape[1:])
-
-        def mean_losses() -> Tensor:
-            total = torch.zeros_like(share[:, 0])
-            for lo, hi, at, width in runs:
-                here = slice(at, at + width)
-                x = gather(order[lo:hi, 0, here])
-                each = kernel.losses(lo, x, labels[lo:hi, 0, here])
-                total[lo:hi] += (each * share[lo:hi, here]).sum(1)
-            return total
-
-        theta = self.params.index_select(0, jobs.start[rows])
-        kernel.load(theta)
-        if work.loss_point == "before":
-            self.losses[rows] = mean_losses()
-        for epoch in range(work.epochs):
-            for lo, hi, at, width in runs:
-                here = slice(at, at + width)
-                x = gather(order[lo:hi, epoch, here])
-                kernel.step(lo, x, labels[lo:hi, epoch, here], weight[lo:hi, here], work.lr)
-        if work.loss_point == "after":
-            self.losses[rows] = mean_losses()
-        self.write(rows, theta, kernel)
-
-    def write(self, rows: Tensor, theta: Tensor, kernel: Kernel) -> None:
-        """The updates of the jobs `rows`, which started at theta and end at what the kernel holds."""
-        first, k = int(rows[0]), len(rows)
-        if self.params.device.type == "cpu" and torch.equal(rows, torch.arange(first, first + k)):
-            # Neighbours, as clients of one size are: psi is written where the update belongs, and made one there.
-            target = self.updates[first : first + k]
-            torch.sub(theta, kernel.flat(k, out=target), out=target).div_(self.work.lr)
-        else:
-            self.updates.index_copy_(0, rows, theta.sub_(kernel.flat(k)).div_(self.work.lr))
 
 
 def stack_limit(kind: KernelKind, model: nn.Module, params: Tensor, inputs: Tensor, width: int) -> int:
