@@ -6,8 +6,8 @@
 MNIST: the runs of `fedlaw reproduce mnist-accuracy` (200 clients, MLP 784-128-64-10, batch 64, 3 local epochs,
 200 rounds, of which 20 have two phases as published and 80 with `hardened`; five attacks, 10 to 40 % attackers),
 whole: reading the data, building, evaluating and recording in a store included, in `--processes` processes that
-train `--stack` experiments together. CIFAR-10: one run of `cifar10-accuracy`; `--rounds` of its 400 are run, and the
-whole is reckoned from them.
+train `--stack` experiments together. CIFAR-10: one run of `cifar10-accuracy`; `--rounds` of its 400 are run, and
+the whole is reckoned from them.
 
 Two floors are printed beside the time: the arithmetic of local training (forward, backward, the pass for the loss)
 at the measured rate of large TF32 products, and the bytes it must move (each step reads and writes a client's
