@@ -62,8 +62,8 @@ def train(
     - ``vmap``: any module. On a GPU all jobs together by torch.func, which needs control flow that does not
       depend on the data; on a CPU job by job, one Python thread per core, by autograd.
     - ``sequential``: the reference, an autograd loop.
-    - ``auto``: on a GPU an MLP's steps in one kernel where that pays (`fedlaw.simulation.fused`), otherwise
-      batched where it knows all layers, else vmap.
+    - ``auto``: on a GPU that may use TF32, an MLP's whole training in one kernel (`fedlaw.simulation.fused`);
+      otherwise batched where it knows all layers, else vmap.
 
     On a CPU a job's result is the same to the last bit whatever it is trained beside, in chunks of
     whatever size, on however many threads.
@@ -93,10 +93,8 @@ def train(
     shape = tuple(inputs.shape[1:])
     if backend == "sequential" or len(jobs) == 0:
         return train_sequential(model, params, inputs, labels, jobs, work)
-    if backend == "auto" and fused.supports(model, params, inputs, jobs, work):
-        trained = fused.train_fused(model, params, inputs, labels, jobs, work)
-        if trained is not None:
-            return trained
+    if backend == "auto" and fused.supports(model, params, inputs, work):
+        return fused.train_fused(model, params, inputs, labels, jobs, work)
     kind = kernel_for(model, shape, backend)
     plan = Plan(model, kind, params, inputs, labels, jobs, work)
     cpu = params.device.type == "cpu"
