@@ -10,9 +10,9 @@ train `--stack` experiments together. CIFAR-10: one run of `cifar10-accuracy`; `
 the whole is reckoned from them.
 
 Printed are seconds a run of the whole, and from the first round on (starting processes and compiling kernels take
-ten seconds or so, however many runs follow). Two floors are printed beside them: the arithmetic of local training (forward, backward, the pass for the loss)
-at the measured rate of large TF32 products, and the bytes it must move (each step reads and writes a client's
-parameters, and reads its examples) at the measured rate of a copy.
+ten seconds or so, however many runs follow). Two floors are printed beside them: the arithmetic of local training
+(forward, backward, the pass for the loss) at the measured rate of large TF32 products, and the bytes it must move
+(each step reads and writes a client's parameters, and reads its examples) at the measured rate of a copy.
 """
 
 from __future__ import annotations
@@ -73,6 +73,20 @@ def work_of_a_phase(
     return flops, 4.0 * (steps * 2 * numbers + experiment.clients * numbers)
 
 
+class Clock:
+    """Seconds since it was made, and since the first round that it was told of."""
+
+    def __init__(self) -> None:
+        self.began, self.first = time.perf_counter(), float("inf")
+
+    def tick(self, rounds: int) -> None:
+        self.first = min(self.first, time.perf_counter())
+
+    def read(self) -> tuple[float, float]:
+        now = time.perf_counter()
+        return now - self.began, now - min(now, self.first)
+
+
 def mnist(given: argparse.Namespace, flops: float, bytes_: float) -> list[dict[str, Any]]:
     """Every method's runs, timed whole."""
     planned = reproduce.load("mnist-accuracy").planned()
@@ -85,17 +99,15 @@ def mnist(given: argparse.Namespace, flops: float, bytes_: float) -> list[dict[s
         phases = sum(_phases(each) for each in runs) / len(runs)
         with tempfile.TemporaryDirectory() as folder:
             outcomes: list[Any] = []
-            told: list[float] = []
-            began = time.perf_counter()
+            clock = Clock()
             Local(given.processes).run(
                 stacks,
                 store=Path(folder) / "gpu.sqlite",
                 execution=execution,
-                on_rounds=lambda count: told.append(time.perf_counter()),
+                on_rounds=clock.tick,
                 on_done=outcomes.extend,
             )
-            ended = time.perf_counter()
-        seconds, working = (ended - began) / len(runs), (ended - told[0]) / len(runs)
+            seconds, working = (each / len(runs) for each in clock.read())
         failed = [each.message for each in outcomes if each.status == "failed"]
         if failed:
             raise SystemExit(f"{len(failed)} runs failed: {failed[0]}")
