@@ -38,7 +38,7 @@ def carry_out(described: Sweep, given: dict[str, Any]) -> None:
         described = described.only(_chosen(given["only"]))
     if given["search"] is not None and (given["search"] is False or described.search is False):
         described = replace(described, search={} if given["search"] else False)
-    how = execution(given["device"], given["data_dir"], given["backend"])
+    how = execution(given["device"], given["data_dir"], given["backend"], given["precision"])
     engine = engines.create(given["engine"], processes=given["processes"], address=given["ray_address"])
     options = {
         "execution": how,
@@ -132,11 +132,13 @@ def _say_result(plan: Plan, done: Conducted, store: Path) -> None:
     print(f"all of it: fedlaw report {shlex.quote(str(store))}")
 
 
-def execution(device: str | None, data_dir: Path | None, backend: str | None) -> Execution:
+def execution(
+    device: str | None, data_dir: Path | None, backend: str | None, precision: str | None
+) -> Execution:
     """How runs are carried out, of the flags that were given."""
     from fedlaw.experiments.description import Execution
 
-    given = {"device": device, "data_dir": data_dir, "backend": backend}
+    given = {"device": device, "data_dir": data_dir, "backend": backend, "precision": precision}
     return Execution(**{name: value for name, value in given.items() if value is not None})
 
 

@@ -26,7 +26,7 @@ Show = Annotated[bool, _flag("Show the plan and stop.", _HOW, "--plan")]
 EngineName = Annotated[str, _flag("local or ray.", _HOW, "--engine")]
 Address = Annotated[str | None, _flag("Of the Ray cluster; else one is started here.", _HOW, "--ray-address")]
 Processes = Annotated[
-    int | None, _flag("Side by side on this machine; else one a core.", _HOW, "--processes")
+    int | None, _flag("Side by side on this machine; else as many as fill it.", _HOW, "--processes")
 ]
 StackSize = Annotated[int | None, _flag("Runs in one program at most.", _HOW, "--stack")]
 Memory = Annotated[
@@ -34,6 +34,7 @@ Memory = Annotated[
 ]
 Device = Annotated[str | None, _flag("cpu, cuda or auto.", _HOW, "--device")]
 DataDir = Annotated[Path | None, _flag("Folder of data files; else FEDLAW_DATA.", _HOW, "--data-dir")]
+Precision = Annotated[str | None, _flag("Matrix products on a GPU: float32 or tf32.", _HOW, "--precision")]
 Backend = Annotated[str | None, _flag("auto, batched, vmap or sequential.", _HOW, "--backend")]
 
 
@@ -66,6 +67,7 @@ def sweep(
     device: Device = None,
     data_dir: DataDir = None,
     backend: Backend = None,
+    precision: Precision = None,
 ) -> None:
     """Run every experiment of a sweep that is not in the store yet; the same command goes on after a break."""
     from fedlaw.experiments.sweep import Sweep
@@ -92,6 +94,7 @@ def reproduce(
     device: Device = None,
     data_dir: DataDir = None,
     backend: Backend = None,
+    precision: Precision = None,
 ) -> None:
     """Run an experiment of the paper (or beyond it) and show its table beside the published one."""
     from fedlaw.experiments import reproduce as paper
@@ -110,6 +113,7 @@ def search(
     device: Device = None,
     data_dir: DataDir = None,
     backend: Backend = None,
+    precision: Precision = None,
 ) -> None:
     """Search settings with Optuna by validation accuracy; every trial is a run in the store."""
     from fedlaw.experiments._files import DescriptionError, read_toml
@@ -126,7 +130,7 @@ def search(
         given["space"],
         trials=trials,
         store=store,
-        execution=cli_conduct.execution(device, data_dir, backend),
+        execution=cli_conduct.execution(device, data_dir, backend, precision),
         seeds=range(seeds),
     )
     ranked = sorted(choice.candidates, key=lambda each: -each["validation_accuracy"])

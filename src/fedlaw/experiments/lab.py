@@ -178,7 +178,7 @@ class Lab:
             "sizes": people.sizes.numpy(),
             "parameters": len(self.federation.server.params),
             "classes": self.classes,
-            "device": str(self.device),
+            "device": f"{self.device} {self.execution.precision}" if self.device.type == "cuda" else "cpu",
         }
         return fixed if people.groups is None else fixed | {"groups": people.groups}
 
