@@ -32,9 +32,10 @@ from peers.environment import ENVIRONMENTS
 
 from fedlaw.models import cnn, flatten, mlp
 
-FLOOR = Contestant("gemm", "the products alone", "gemm.py")
+FLOOR = Contestant("gemm", "products alone", "gemm.py")
 OURS = [
     Contestant("batched", "fedlaw batched", "ours.py", variant="batched"),
+    Contestant("reshuffled", "fedlaw, anew each epoch", "ours.py", variant="reshuffled", comparable=False),
     Contestant("vmap", "fedlaw vmap", "ours.py", variant="vmap"),
     Contestant("sequential", "fedlaw sequential", "ours.py", variant="sequential"),
     Contestant("plain", "plain PyTorch loop", "ours.py", variant="plain"),
@@ -96,7 +97,7 @@ def measure(
                     row["flops"] = float(started.losses[0])
                     continue
                 reference = reference or started
-                row["difference"] = difference(started, reference)
+                row["difference"] = difference(started, reference) if contestant.comparable else None
             for turn in range(repeats):
                 print(f"  repeat {turn + 1} of {repeats}", file=sys.stderr, flush=True)
                 for each in list(running):
@@ -140,23 +141,24 @@ def show(title: str, rows: dict[str, dict[str, Any]], examples: int) -> None:
         return
     ours = min(rows[first]["seconds"])
     head = f"{'best s':>9}{'median':>9}{'us/example':>12}{'times ' + names[first]:>22}{'difference':>12}"
-    print(f"{'':22}{head}  versions")
+    print(f"{'':24}{head}  versions")
     for key, row in rows.items():
         if key == FLOOR.key:
             continue
         if not row.get("seconds"):
-            print(f"{names[key]:22}  not measured ({row['not measured']})")
+            print(f"{names[key]:24}  not measured ({row['not measured']})")
             continue
         best, median = min(row["seconds"]), float(np.median(row["seconds"]))
         about = ", ".join(f"{name} {number}" for name, number in row["versions"].items())
         figures = f"{best:9.3f}{median:9.3f}{1e6 * best / examples:12.2f}{best / ours:22.2f}"
-        print(f"{names[key]:22}{figures}{row['difference']:12.1e}  {about}")
+        off = "other order" if row["difference"] is None else f"{row['difference']:.1e}"
+        print(f"{names[key]:24}{figures}{off:>12}  {about}")
     floor = rows.get(FLOOR.key, {})
     if floor.get("seconds"):
         best, giga = min(floor["seconds"]), floor["flops"] / 1e9
         print(
-            f"{names[FLOOR.key]:22}{best:9.3f}: {giga:.1f} GFLOP at {giga / best:.0f} GFLOP/s; {names[first]} "
-            f"reaches {100 * best / ours:.0f} % of that floor"
+            f"{names[FLOOR.key]:24}{best:9.3f}: {giga:.1f} GFLOP of ordinary training at {giga / best:.0f} "
+            f"GFLOP/s; {names[first]} reaches {100 * best / ours:.0f} % of that floor"
         )
 
 

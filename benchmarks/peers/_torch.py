@@ -31,7 +31,7 @@ def train(model: nn.Module, x: Tensor, y: Tensor, work: Work) -> float:
     optimizer = torch.optim.SGD(model.parameters(), lr=work.lr)
     loss_of = nn.CrossEntropyLoss()
     for _ in range(work.epochs):
-        for xs, ys in zip(x.split(work.batch), y.split(work.batch), strict=True):
+        for xs, ys in zip(torch.split(x, work.batch), torch.split(y, work.batch), strict=True):
             optimizer.zero_grad()
             loss_of(model(xs), ys).backward()
             optimizer.step()

@@ -45,7 +45,7 @@ def one_client(cid: int, start: Tensor) -> Package:
     return Package(cid, flat(_kept.model), loss)
 
 
-class Threads(ThreadPoolClientTrainer[Package, Tensor]):
+class Threads(ThreadPoolClientTrainer[Package, Tensor]):  # type: ignore[misc]
     """Clients on threads."""
 
     def __init__(self, cores: int) -> None:
@@ -57,7 +57,7 @@ class Threads(ThreadPoolClientTrainer[Package, Tensor]):
         return one_client(cid, payload)
 
 
-class Processes(ProcessPoolClientTrainer[Package, Tensor, int]):
+class Processes(ProcessPoolClientTrainer[Package, Tensor, int]):  # type: ignore[misc]
     """Clients on processes."""
 
     def __init__(self, cores: int, folder: Path) -> None:

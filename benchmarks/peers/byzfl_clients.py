@@ -39,7 +39,7 @@ def make(work: Work) -> tuple[Callable[[], Any], Callable[[Any], tuple[Array, Ar
     def loader(i: int) -> Any:
         if work.variant == "loader":
             return DataLoader(TensorDataset(x[i], y[i]), batch_size=work.batch)
-        ready = list(zip(x[i].split(work.batch), y[i].split(work.batch), strict=True))
+        ready = list(zip(torch.split(x[i], work.batch), torch.split(y[i], work.batch), strict=True))
         return DataLoader(ready, batch_size=None)  # type: ignore[arg-type]
 
     clients = [

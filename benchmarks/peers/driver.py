@@ -29,6 +29,7 @@ class Contestant:
         script: of the folder peers.
         environment: one of `environment.ENVIRONMENTS`, or None for the benchmark's own.
         variant: handed to the script.
+        comparable: whether it trains in the common order, so that its result should be everybody's.
         alone: whether it keeps the machine busy while it waits, and so must not take turns with others.
     """
 
@@ -37,6 +38,7 @@ class Contestant:
     script: str
     environment: str | None = None
     variant: str = ""
+    comparable: bool = True
     alone: bool = False
 
 

@@ -29,7 +29,8 @@ def local_training(message: Message, context: Context) -> Message:
     """Train the client whose number Flower gave this node."""
     work, x, y, model = _kept()
     cid = int(context.node_config["partition-id"])
-    start = torch.from_numpy(message.content["arrays"]["theta"].numpy().copy())
+    sent: Any = message.content["arrays"]["theta"]
+    start = torch.from_numpy(sent.numpy().copy())
     with torch.no_grad():
         nn.utils.vector_to_parameters(start, model.parameters())
     loss = train(model, x[cid], y[cid], work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,6 +51,8 @@ def make(work: Work) -> tuple[Callable[[], Trained], Callable[[Trained], tuple[A
     pool, classes = torch.empty_like(given).flatten(0, 1), torch.empty_like(labels).flatten()
     pool[place], classes[place] = given.flatten(0, 1), labels.flatten()
     order = place.view(n, 1, m).expand(n, work.epochs, m).contiguous().to(work.device)
+    if work.variant == "reshuffled":  # as an experiment has it
+        order = order.gather(-1, torch.rand(order.shape, generator=torch.manual_seed(1)).argsort(-1))
     sizes = torch.full((n,), m, device=work.device)
     jobs = Jobs(torch.zeros_like(sizes), order, sizes)
     params = torch.from_numpy(work.params).to(work.device).unsqueeze(0)
@@ -60,7 +63,8 @@ def make(work: Work) -> tuple[Callable[[], Trained], Callable[[Trained], tuple[A
         if work.variant == "plain":
             made = plain_loop(model, params, pool, classes, jobs, local)
         else:
-            made = train(model, params, pool, classes, jobs, local, backend=work.variant)  # type: ignore[arg-type]
+            backend: Any = "batched" if work.variant == "reshuffled" else work.variant
+            made = train(model, params, pool, classes, jobs, local, backend=backend)
         if params.is_cuda:
             torch.cuda.synchronize()
         return made

@@ -35,14 +35,15 @@ class Network(nn.Module):
         self.body, self.loss_of = network(work), nn.CrossEntropyLoss()
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.loss_of(self.body(x), y)
+        value: Tensor = self.loss_of(self.body(x), y)
+        return value
 
     @torch.no_grad()
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, Any]:
         return {"loss": Weighted.from_unweighted(float(self.loss(x, y)))}
 
 
-class Averaging(FederatedAveraging):
+class Averaging(FederatedAveraging):  # type: ignore[misc]
     """Federated averaging whose clients report their loss after training."""
 
     def train_one_user(self, initial: Any, model: Any, dataset: Any, context: Any) -> Any:
