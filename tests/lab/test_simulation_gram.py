@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedlaw._random import client_keys
 from fedlaw.models import flatten, mlp
-from fedlaw.simulation import Jobs, LocalWork, Trained, gram, shuffled, train, training
+from fedlaw.simulation import Jobs, LocalWork, Trained, gram, pages, shuffled, train, training
 from fedlaw.simulation.gram import GramKernel, gram_rows, places
 
 SIZES = [37, 5, 61, 37, 20, 64, 1, 90, 33, 12, 37, 48]
@@ -201,3 +201,15 @@ def test_when_it_pays() -> None:
     assert [rows(n, model=odd) for n in (256, 257, 265)] == [256, 272, 272]  # whole cache lines
     for size in range(50, 300, 7):
         assert size <= rows(size, model=odd) <= 1.15 * size or rows(size, model=odd) - size < 16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_room_on_huge_pages(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """It behaves as any tensor does, and lives as long as a view of it."""
+    monkeypatch.setattr(pages, "_LARGE", 0)
+    room = pages.large_empty((3, 700), torch.zeros(1, dtype=dtype))
+    assert (room.shape, room.dtype, room.data_ptr() % 64) == ((3, 700), dtype, 0)
+    view = room.fill_(2.0)[1:, 5:]
+    del room
+    assert torch.equal(view.clone() + 1, torch.full((2, 695), 3.0, dtype=dtype))
+    assert pages.large_empty((0, 5), torch.zeros(1)).shape == (0, 5)

@@ -51,6 +51,14 @@ class GramKernel(BatchedKernel):
         self._picked = self._buffer((length, length))
         self._held = (0, 0)
 
+    @staticmethod
+    def numbers(model: nn.Module, shape: tuple[int, ...], rows: int) -> int:
+        """Numbers that are held for one job."""
+        first = next(part for part in read(model, shape) if part.trained).module
+        assert isinstance(first, nn.Linear)
+        own = rows * (first.in_features + 2 * rows + 3 * first.out_features)
+        return own + sum(p.numel() for p in model.parameters())
+
     def train(
         self,
         pool: Tensor,

@@ -13,8 +13,9 @@ from fedlaw.simulation import fused
 from fedlaw.simulation.batched import BatchedKernel
 from fedlaw.simulation.chunks import Worker
 from fedlaw.simulation.functional import VmapKernel, train_sequential
-from fedlaw.simulation.gram import gram_rows
+from fedlaw.simulation.gram import GramKernel, gram_rows
 from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, visited
+from fedlaw.simulation.pages import large_empty
 from fedlaw.simulation.parallel import in_parallel
 from fedlaw.simulation.reading import UnknownLayer, read
 
@@ -22,6 +23,7 @@ Backend = Literal["auto", "batched", "vmap", "sequential"]
 BACKENDS: tuple[Backend, ...] = ("auto", "batched", "vmap", "sequential")
 
 _CPU_CHUNK_BYTES = 4 << 20  # a chunk's parameters and intermediates should stay in a core's caches
+_GRAM_CHUNK_BYTES = 16 << 20  # with GramKernel, whose large operands are read a few times only
 _LEAST_STEP = 2_000_000  # parameters x examples: a smaller step is all overhead, which threads only add to
 _GPU_MEMORY_SHARE = 0.4  # of the free memory, for one chunk's parameters and intermediates
 _TAIL_MULTIPLE = 8  # the last batch of an epoch is padded to a multiple of this many examples
@@ -99,11 +101,9 @@ def train(
     plan = Plan(model, kind, params, inputs, labels, jobs, work)
     cpu = params.device.type == "cpu"
     threads = (threads or torch.get_num_threads()) if cpu else 1
-    chunk = chunk or plan.chunk(threads)
-    # Neighbours in a chunk should be of one size; the stable sort leaves equal ones in roster order.
-    by_size = jobs.sizes.argsort(descending=True, stable=True)
-    rows = [part for alike in plan.alike(by_size) for part in torch.split(alike, chunk)]
-    in_parallel(rows, lambda: Worker(plan, min(chunk, len(jobs))), threads if cpu else None)
+    chunks = plan.chunks(threads, chunk)
+    most = max(len(rows) for rows in chunks)
+    in_parallel(chunks, lambda: Worker(plan, most), threads if cpu else None)
     return Trained(plan.updates, plan.losses)
 
 
@@ -135,7 +135,7 @@ class Plan:
     ) -> None:
         self.model, self.kind, self.params = model, kind, params
         self.inputs, self.labels, self.jobs, self.work = inputs, labels, jobs, work
-        self.updates = torch.empty((len(jobs), params.shape[1]), dtype=params.dtype, device=params.device)
+        self.updates = large_empty((len(jobs), params.shape[1]), params)
         self.losses = torch.empty(len(jobs), dtype=params.dtype, device=params.device)
         self.shape = tuple(inputs.shape[1:])
         self.together = kind.stacks(model, params.device)
@@ -150,11 +150,36 @@ class Plan:
         found = {size: self._gram_rows(size) for size in set(jobs.sizes.tolist())}
         self.gram_rows = found if any(found.values()) else {}  # by size; 0: to be trained directly
 
-    def chunk(self, threads: int) -> int:
-        """Jobs that a worker should hold together."""
+    def chunks(self, threads: int, chunk: int | None) -> list[Tensor]:
+        """The jobs in parts that a worker should hold together, at most `chunk` of them; None: chosen by size."""
+        # Neighbours in a chunk should be of one size; the stable sort leaves equal ones in roster order.
+        by_size = self.jobs.sizes.argsort(descending=True, stable=True)
+        if not self.gram_rows:
+            return list(torch.split(by_size, chunk or self._limit(threads)))
+        sizes, batch = self.jobs.sizes[by_size].tolist(), self.work.batch_size
+        parts: list[Tensor] = []
+        at = 0
+        # GramKernel takes jobs of one schedule.
+        for end, alike in groupby(
+            visited(n, batch, self.multiple) if self.gram_rows[n] else 0 for n in sizes
+        ):
+            count = len(list(alike))
+            rows, first, at = by_size[at : at + count], sizes[at], at + count
+            limit = chunk or self._limit(threads, self.gram_rows[first] if end else 0)
+            pieces = -(-count // limit)
+            if pieces > threads and chunk is None:
+                pieces = -(-pieces // threads) * threads  # all threads end at about the same time
+            parts += rows.tensor_split(min(pieces, count))
+        return parts
+
+    def _limit(self, threads: int, gram: int = 0) -> int:
+        """Jobs that a worker should hold together, with `gram` rows each in GramKernel."""
         if not self.together:
             return 1
         share = -(-len(self.jobs) // threads)
+        if gram:
+            each = GramKernel.numbers(self.model, self.shape, gram) * self.params.element_size()
+            return max(1, min(share, _GRAM_CHUNK_BYTES // each))
         least = -(-_LEAST_STEP // (self.params.shape[1] * self.width))
         limit = stack_limit(self.kind, self.model, self.params, self.inputs, self.width)
         return min(max(share, least), limit)
@@ -166,16 +191,6 @@ class Plan:
         if self.kind is not BatchedKernel or self.params.device.type != "cpu" or not large:
             return 0
         return gram_rows(self.model, self.shape, size, work, self.multiple, self.params)
-
-    def alike(self, rows: Tensor) -> list[Tensor]:
-        """The jobs `rows`, in order of size, in parts that may share a chunk: with GramKernel, of one schedule."""
-        if not self.gram_rows:
-            return [rows]
-        ends = [
-            visited(size, self.work.batch_size, self.multiple) if self.gram_rows[size] else 0
-            for size in self.jobs.sizes[rows].tolist()
-        ]
-        return list(torch.split(rows, [len(list(group)) for _, group in groupby(ends)]))
 
 
 def stack_limit(kind: KernelKind, model: nn.Module, params: Tensor, inputs: Tensor, width: int) -> int:
