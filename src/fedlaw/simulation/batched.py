@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedlaw.simulation import layers
 from fedlaw.simulation.layers import Layer
+from fedlaw.simulation.pages import large_empty
 from fedlaw.simulation.reading import Part, convolves, read
 
 CACHE_LINE = 64  # bytes
@@ -146,7 +147,7 @@ class BatchedKernel:
     def _buffer(self, shape: tuple[int, ...]) -> Tensor:
         """Room for all jobs' tensors of `shape`."""
         share = -(-math.prod(shape) // self._unit) * self._unit
-        return torch.empty(self._jobs * share, dtype=self._like.dtype, device=self._like.device)
+        return large_empty((self._jobs * share,), self._like)
 
     def _rows(self, buffer: Tensor, k: int, shape: tuple[int, ...]) -> Tensor:
         """A view (k, *shape) of the buffer's beginning, each of the k from a cache line on."""

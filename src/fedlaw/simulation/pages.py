@@ -8,7 +8,7 @@ import mmap
 import torch
 from torch import Tensor
 
-_LARGE = 32 << 20  # bytes; below that ordinary pages are cheap enough
+_LARGE = 2 << 20  # bytes: one huge page
 
 
 def large_empty(shape: tuple[int, ...], like: Tensor) -> Tensor:

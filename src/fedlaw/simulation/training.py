@@ -60,7 +60,9 @@ def train(
 
     - ``batched``: forward and backward written out as batched matrix products for a Sequential of Linear, ReLU,
       Flatten, Conv2d, GroupNorm, MaxPool2d; the fast one. On a CPU jobs go in chunks that fit the cache, one
-      Python thread per core; convolutions go job by job. On a GPU all jobs go together, as far as memory lasts.
+      Python thread per core; convolutions go job by job, and an MLP's first layer through the Gram matrix of a
+      client's inputs where that is less arithmetic (`fedlaw.simulation.gram`). On a GPU all jobs go together, as
+      far as memory lasts.
     - ``vmap``: any module. On a GPU all jobs together by torch.func, which needs control flow that does not
       depend on the data; on a CPU job by job, one Python thread per core, by autograd.
     - ``sequential``: the reference, an autograd loop.
