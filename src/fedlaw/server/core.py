@@ -35,6 +35,7 @@ from fedlaw.server.core_math import (
     worst,
 )
 from fedlaw.server.core_settings import CoreSettings
+from fedlaw.server.core_verdict import deliberate, refresh, unseat_cliques
 from fedlaw.server.judge import (
     Arrived,
     Evidence,
@@ -50,7 +51,7 @@ from fedlaw.server.judge import (
 
 @dataclass(frozen=True)
 class Core(CoreSettings, Scheduled):
-    """Judging by a core; the settings are those of `CoreSettings`, their defaults those of preset `hardened`.
+    """Judging by a core; the settings are those of `CoreSettings`. Preset `hardened` turns on cliques and verdicts too.
 
     >>> Core().bind(n=200, rounds=200).judged_rounds
     80
@@ -69,7 +70,8 @@ class Core(CoreSettings, Scheduled):
             scored=of(0, i, n), total=of(0, f, n), decay=of(0, f, n), early=of(0, f, n),
             early_rounds=of(0, i, n), core=of(True, b, n), members=of(False, b, n), weights=of(1 / n, f, n),
             cosines=of(torch.nan, f, self.judged_rounds or 0, n), burst=of(0, f, n), burst_rounds=of(0, i, n),
-            burst_asked=of(0, i, n), joining=of(0, i, n),
+            burst_asked=of(0, i, n), joining=of(0, i, n), benched=of(0, i, n), seated=of(0, i, n),
+            verdict=of(False, b, n), standing=of(0, i),
         )  # fmt: skip
 
     # -------------------------------------------------------------------------------------- schedule
@@ -173,11 +175,13 @@ class Core(CoreSettings, Scheduled):
         cosine = torch.where(scored, cosine, torch.nan)
         reasons = {"alignment": cosine, "loss": torch.where(scored, -loss, torch.nan)}
         if self.frozen(state):
-            state, weights = self._refresh(state, cosine, scored, absent, evidence.counts)
+            state, weights = refresh(self, state, cosine, scored, absent, evidence.counts)
         else:
             state = self._accumulate(state, score, cosine, scored, absent)
             state = self._too_good(state, scored)
+            state = unseat_cliques(self, state)
             state = self._seat(state)
+            state = deliberate(self, state)
             state, weights = self._freeze(state, evidence.counts)
         score = state.total / state.decay.clamp(min=1e-300)
         reasons["score"] = torch.where(state.decay > 0, score, torch.nan)
@@ -227,11 +231,13 @@ class Core(CoreSettings, Scheduled):
         Seats are in proportion to those heard so far (all n, unless clients are sampled): before everybody was
         asked once, a core of full size would seat attackers for want of others.
         """
-        heard = ((state.excluded != 0) | (state.decay > 0)).sum(-1, keepdim=True)
+        heard = ((state.excluded != 0) | (state.asked > 0)).sum(-1, keepdim=True)
         seats = heard - (heard * self.attackers_below + 1e-9).floor().to(heard.dtype)
-        candidates = (state.excluded == 0) & (state.decay > 0)
+        free = state.benched <= state.judged.unsqueeze(-1)
+        candidates = (state.excluded == 0) & (state.decay > 0) & free
         score = torch.where(candidates, state.total / state.decay.clamp(min=1e-300), -torch.inf)
-        return replace(state, core=candidates & (rank(score) < seats))
+        core = candidates & (rank(score) < seats)
+        return replace(state, core=core, seated=torch.where(core, state.seated + 1, 0))
 
     def _freeze(self, state: CoreState, counts: Tensor) -> tuple[CoreState, Tensor]:
         """Step 6 in the last judged round; before it, uniform weights on the core."""
@@ -239,8 +245,10 @@ class Core(CoreSettings, Scheduled):
         alive = state.excluded == 0
         there = state.scored >= self.presence * state.asked
         members = (state.core | (window > self.threshold)) & alive & there & (state.scored > 0)
+        given = state.standing > 0
+        members = torch.where(given.unsqueeze(-1), alive & ~state.verdict, members)
         members = torch.where(members.any(-1, keepdim=True), members, state.core & alive)
-        now = state.judged >= (self.judged_rounds or 0)
+        now = given & (state.standing >= self.verdict_rounds) | (state.judged >= (self.judged_rounds or 0))
         weights = by_count(members, counts, self.count_cap)
         during = uniform(state.core, fallback=alive)
         final = now.unsqueeze(-1)
@@ -258,44 +266,6 @@ class Core(CoreSettings, Scheduled):
     def settle(self, state: CoreState, examined: Examined) -> CoreState:
         """A one-phase round is over."""
         return replace(state, since=state.since + 1)
-
-    # -------------------------------------------------------------------------------------- refresh
-    def _refresh(
-        self, state: CoreState, cosine: Tensor, scored: Tensor, absent: Tensor, counts: Tensor
-    ) -> tuple[CoreState, Tensor]:
-        """One round of a burst; in its last one, members below the threshold leave and outsiders may join."""
-        n = scored.shape[-1]
-        burst = state.burst + torch.where(scored, cosine, 0.0)
-        rounds = state.burst_rounds + scored
-        asked = state.burst_asked + (scored | absent)
-        alive = state.excluded == 0
-        weights = state.weights * alive
-        over = (int(state.since.max()) + 1) % self.refresh_period == 0
-        state = replace(state, since=state.since + 1)
-        if not over:
-            return replace(state, burst=burst, burst_rounds=rounds, burst_asked=asked), weights
-        mean = burst / rounds.clamp(min=1)
-        there = (rounds > 0) & (rounds >= self.presence * asked)
-        good = alive & there & (mean > self.threshold)
-        joining = torch.where(asked > 0, torch.where(good, state.joining + 1, 0), state.joining)
-        stay = state.members & alive & (good | (asked == 0))
-        join = ~state.members & good & (joining >= self.refresh_bursts)
-        # Never fewer than the core's seats: of the members that would leave, the best aligned stay.
-        short = (n - self.most_out(n) - (stay | join).sum(-1, keepdim=True)).clamp(min=0)
-        leaving = state.members & alive & ~stay
-        kept = leaving & (rank(torch.where(leaving, torch.where(rounds > 0, mean, -2.0), -torch.inf)) < short)
-        members = stay | join | kept
-        zero = torch.zeros_like(rounds)
-        state = replace(
-            state,
-            members=members,
-            weights=by_count(members, counts, self.count_cap),
-            burst=torch.zeros_like(burst),
-            burst_rounds=zero,
-            burst_asked=zero,
-            joining=joining,
-        )
-        return state, state.weights
 
     def notes(self, state: CoreState) -> tuple[str, ...]:
         """What the operator should be told at the freeze."""

@@ -20,7 +20,9 @@ class CoreState:
     judged rounds. total, decay: accumulated score and what it is divided by. early, early_rounds: sum and
     number of cosines in a client's own rounds of the too-good check. core, members: bool. weights: final ones.
     cosines: c of every judged round, NaN where there was none. burst, burst_rounds, burst_asked: of the refresh
-    under way. joining: bursts in a row above the threshold.
+    under way. joining: bursts in a row above the threshold. benched: the judged round up to which a clique is
+    kept out of the core. seated: judged rounds in a row in the core. verdict: who would be left out by the
+    verdict of the last judged round. standing: judged rounds in a row it has stood, 0: there is none.
     """
 
     judged: Tensor
@@ -44,6 +46,10 @@ class CoreState:
     burst_rounds: Tensor
     burst_asked: Tensor
     joining: Tensor
+    benched: Tensor
+    seated: Tensor
+    verdict: Tensor
+    standing: Tensor
 
 
 def windowed_mean(cosines: Tensor, window: int) -> Tensor:
@@ -125,3 +131,22 @@ def widest_gap(values: Tensor, mask: Tensor, above: int, below: Tensor) -> tuple
     gap, start = torch.where(allowed, gaps, -torch.inf).max(dim=-1, keepdim=True)
     places = torch.zeros_like(order).scatter(-1, order, place)
     return gap, mask & (places >= start) & torch.isfinite(gap)
+
+
+def verdict(recent: Tensor, mask: Tensor, room: Tensor, gap: float, above: float) -> tuple[Tensor, Tensor]:
+    """Whether the mean cosines `recent` of `mask` divide the clients, (..., 1), and who is against (..., n).
+
+    Against are those not above `above`. They must be at most `room` (..., 1), not everybody, and the least of the
+    others must be more than `gap` away from the largest of them: nobody stands between the two sides.
+
+    >>> given, against = verdict(torch.tensor([0.2, -0.1, 0.3]), torch.ones(3, dtype=torch.bool), torch.tensor([1]),
+    ...                          gap=0.08, above=0.02)
+    >>> given.item(), against.tolist()
+    (True, [False, True, False])
+    """
+    against = mask & ~(recent > above)
+    others = mask & ~against
+    low = torch.where(others, recent, torch.inf).amin(-1, keepdim=True)
+    high = torch.where(against, recent, -torch.inf).amax(-1, keepdim=True)
+    few = against.sum(-1, keepdim=True) <= room
+    return few & others.any(-1, keepdim=True) & (low - high > gap), against

@@ -11,7 +11,7 @@ from fedlaw.server.judge import share
 
 @dataclass(frozen=True)
 class CoreSettings:
-    """Settings of core judging. The defaults are those of preset `hardened`.
+    """Settings of core judging. The defaults are the plain recipe; preset `hardened` adds cliques and verdicts.
 
     Attributes:
         attackers_below: the share of clients that may be malicious, all that has to be known: the core has
@@ -32,6 +32,14 @@ class CoreSettings:
         too_good_gap: width of the gap above which a group is too good to be true.
         too_good_share, too_good_least, too_good_most: size of such a group: max(too_good_least,
             ceil(too_good_share * n)) to floor(too_good_most * n).
+        clique_gap: width of the gap above which a minority that stands above all others is a clique: it may be
+            vouching for itself, so it leaves the core and its score starts anew; 0: no such check.
+        clique_window: own answered rounds whose mean cosine that check takes, and rounds a clique stays out.
+        verdict_rounds: rounds in a row the same verdict must stand for the freeze to come early; 0: it never does.
+            A verdict is there when everybody is for the core, or when those against it are a minority below a gap.
+        verdict_window: own answered rounds whose mean cosine a verdict takes.
+        verdict_gap: width of the gap between those against the core and all others.
+        verdict_above: mean cosine that all others must exceed.
         threshold: windowed cosine above which a client outside the core is admitted at the freeze.
         presence: share of the judged rounds it was asked in that a client must have been scored in.
         quorum: share of the core that must answer, or the round is skipped.
@@ -39,6 +47,8 @@ class CoreSettings:
         count_cap: example counts are bounded by this many median counts in the final weights.
         refresh_period: rounds from one refresh to the next after the freeze; 0: none.
         refresh_rounds: two-phase rounds of one refresh.
+        refresh_gap: width of the gap that a member must also be below to leave in a refresh; with one, who joins
+            must exceed `verdict_above`; 0: the threshold decides alone.
         refresh_bursts: refreshes in a row above the threshold before an outsider joins.
     """
 
@@ -61,6 +71,12 @@ class CoreSettings:
     too_good_share: float = 0.03
     too_good_least: int = 2
     too_good_most: float = 0.49
+    clique_gap: float = 0.0
+    clique_window: int = 5
+    verdict_rounds: int = 0
+    verdict_window: int = 12
+    verdict_gap: float = 0.04
+    verdict_above: float = 0.02
     threshold: float = -0.03
     presence: float = 0.5
     quorum: float = 0.5
@@ -69,6 +85,7 @@ class CoreSettings:
     refresh_period: int = 0
     refresh_rounds: int = 5
     refresh_bursts: int = 2
+    refresh_gap: float = 0.0
 
     def __post_init__(self) -> None:
         check_number("attackers_below", self.attackers_below, low=0, high=0.5, open_low=True)
@@ -80,17 +97,20 @@ class CoreSettings:
         for name in ("judged_rounds", "window"):
             if getattr(self, name) is not None:
                 check_integer(f"{name} (or None)", getattr(self, name), 1)
-        for name in ("copy_least", "too_good_least", "too_good_from", "too_good_to", "refresh_bursts"):
+        for name in (
+            "copy_least", "too_good_least", "too_good_from", "too_good_to", "refresh_bursts", "clique_window",
+            "verdict_window",
+        ):  # fmt: skip
             check_integer(name, getattr(self, name), 1)
-        for name in ("strikes_allowed", "sittings_allowed", "refresh_period"):
+        for name in ("strikes_allowed", "sittings_allowed", "refresh_period", "verdict_rounds"):
             check_integer(name, getattr(self, name))
         for name in ("presence", "quorum", "copy_share", "too_good_share", "too_good_most"):
             check_number(name, getattr(self, name), low=0, high=1)
         for name in ("strike_ratio", "count_cap"):
             check_number(name, getattr(self, name), low=1)
-        for name in ("loss_weight", "copy_ratio", "too_good_gap"):
+        for name in ("loss_weight", "copy_ratio", "too_good_gap", "clique_gap", "verdict_gap", "refresh_gap"):
             check_number(name, getattr(self, name), low=0)
-        for name in ("threshold", "competence"):
+        for name in ("threshold", "competence", "verdict_above"):
             check_number(name, getattr(self, name), low=-1, high=1)
         check_positive("loss_bound", self.loss_bound)
         check_choice("equal_losses", self.equal_losses, ("count", "once"))
