@@ -51,7 +51,7 @@ from fedlaw.server.judge import (
 
 @dataclass(frozen=True)
 class Core(CoreSettings, Scheduled):
-    """Judging by a core; the settings are those of `CoreSettings`. Preset `hardened` turns on cliques and verdicts too.
+    """Judging by a core; the settings are those of `CoreSettings`. Preset `hardened` adds cliques and verdicts.
 
     >>> Core().bind(n=200, rounds=200).judged_rounds
     80
