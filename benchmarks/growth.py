@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ from fedlaw.simulation.federation import Federation, Stack, populate
 
 EXAMPLES, POOL, CLASSES = 64, 8192, 10
 CLIENTS = (50, 100, 200, 500, 1000, 2000, 5000)
-WIDTHS = (12, 126, 1258, 12579)  # of one hidden layer: d = 795 width + 10, from 10^4 to 10^7
+WIDTHS = (12, 126, 1258, 12578)  # of one hidden layer: d = 795 width + 10, from 10^4 to 10^7
 STACKED = (1, 2, 4, 8, 16, 32, 64)
-_LONG = 5.0  # seconds: what takes longer is not repeated
+SERVERS = ("paper", "hardened")
+_LONG, _TOO_LONG = 5.0, 60.0  # seconds: what takes longer is not repeated, or not done
 WORK = LocalWork(epochs=1, batch_size=64)
 
 
@@ -64,23 +66,35 @@ def pool(seed: int = 0) -> Examples:
     return Examples(inputs, torch.randint(0, CLASSES, (POOL,), generator=stream))
 
 
-def one_size(n: int, model: nn.Module, device: str, repeats: int) -> dict[str, float]:
-    """Seconds of a phase of training and of a judged round of both servers, and of reading G once."""
+def sizes(cases: Iterable[tuple[int, nn.Module]], device: str, repeats: int) -> Iterator[dict[str, float]]:
+    """One row after the other. A server that would take too long, growing with n^2, is left out: NaN."""
+    took: dict[str, tuple[float, float]] = {}  # by server: n^2 d and seconds of the row before
+    for n, model in cases:
+        cost = float(n) ** 2 * count_parameters(model)
+        long = {name for name, (before, seconds) in took.items() if seconds * cost / before > _TOO_LONG}
+        row = one_size(n, model.to(device), device, repeats, [s for s in SERVERS if s not in long])
+        took |= {name: (cost, row[name]) for name in SERVERS if not math.isnan(row[name])}
+        yield row
+
+
+def one_size(n: int, model: nn.Module, device: str, repeats: int, servers: Sequence[str]) -> dict[str, float]:
+    """Seconds of a phase of training and of a judged round of each server, and of reading G once."""
     theta = flatten(model).to(device)
     inputs, labels = (part.to(device) for part in pool())
     order = torch.randint(0, POOL, (n, 1, EXAMPLES), generator=torch.Generator().manual_seed(1)).to(device)
-    sizes = torch.full((n,), EXAMPLES, device=device)
-    jobs = Jobs(torch.zeros_like(sizes), order, sizes)
+    counts = torch.full((n,), EXAMPLES, device=device)
+    jobs = Jobs(torch.zeros_like(counts), order, counts)
     made: list[Trained] = []
 
     def training() -> None:
         made.clear()
         made.append(train(model, theta.unsqueeze(0), inputs, labels, jobs, WORK))
 
-    row = {"n": n, "d": len(theta), "training": best(training, repeats)}
-    replies = Replies(range(n), *made[0], sizes.double())
+    row: dict[str, float] = {"n": n, "d": len(theta), "training": best(training, repeats)}
+    replies = Replies(range(n), *made[0], counts.double())
     row["pass"] = best(lambda: torch.mv(replies.updates, theta), repeats + 1)
-    for name in ("paper", "hardened"):
+    row |= dict.fromkeys(SERVERS, math.nan)
+    for name in servers:
         judge = preset(name) if name == "paper" else Core(judged_rounds=repeats + 1, equal_losses="once")
         server = FedLAW(theta, range(n), judge, Settings(rounds=repeats + 1, alpha=WORK.lr))
 
@@ -132,31 +146,44 @@ def one_stack(count: int, device: str, repeats: int) -> dict[str, float]:
     return {"experiments": count, "d": d, "round": best(both_phases, repeats)}
 
 
-def by_size(rows: list[dict[str, float]], unit: str) -> None:
-    """The table of clients (`unit` n) or of parameters (`unit` d)."""
+def rate(row: dict[str, float], before: dict[str, float] | None, part: str, unit: str) -> str:
+    """Time per `unit` over that of the row before, as a cell."""
+    if before is None:
+        return " " * 8
+    return _cell((row[part] / row[unit]) / (before[part] / before[unit]), 8, 2)
+
+
+def _cell(value: float, width: int, digits: int) -> str:
+    return f"{'-':>{width}}" if math.isnan(value) else f"{value:{width}.{digits}f}"
+
+
+def by_size(rows: Iterable[dict[str, float]], unit: str) -> list[dict[str, float]]:
+    """Show the table of clients (`unit` n) or of parameters (`unit` d), row by row, and return it."""
+    shown = []
     print(
         f"{'n':>6}{'d':>12}{'n*d':>10}{'training s':>12}{'us/' + ('client' if unit == 'n' else '1000 d'):>11}"
-        f"{'growth':>8}{'paper s':>10}{'passes':>8}{'growth':>8}{'hardened s':>12}{'passes':>8}{'growth':>8}"
+        f"{'growth':>8}{'paper s':>12}{'passes':>8}{'growth':>8}{'hardened s':>12}{'passes':>8}{'growth':>8}"
     )
     before: dict[str, float] | None = None
     for row in rows:
         share = row["n"] if unit == "n" else row["n"] * row["d"] / 1e3
-        growth = {}
-        for part in ("training", "paper", "hardened"):
-            rate = None if before is None else (row[part] / row[unit]) / (before[part] / before[unit])
-            growth[part] = f"{'' if rate is None else f'{rate:.2f}':>8}"
         print(
             f"{row['n']:6,.0f}{row['d']:12,.0f}{row['n'] * row['d']:10.1e}{row['training']:12.3f}"
-            f"{1e6 * row['training'] / share:11.2f}{growth['training']}"
-            f"{row['paper']:10.3f}{row['paper'] / row['pass']:8.1f}{growth['paper']}"
-            f"{row['hardened']:12.3f}{row['hardened'] / row['pass']:8.1f}{growth['hardened']}",
+            f"{1e6 * row['training'] / share:11.2f}{rate(row, before, 'training', unit)}"
+            + "".join(
+                f"{_cell(row[name], 12, 3)}{_cell(row[name] / row['pass'], 8, 1)}{rate(row, before, name, unit)}"
+                for name in SERVERS
+            ),
             flush=True,
         )
         before = row
+        shown.append(row)
+    return shown
 
 
-def by_stack(rows: list[dict[str, float]]) -> None:
-    """The table of stacked experiments."""
+def by_stack(rows: Iterable[dict[str, float]]) -> list[dict[str, float]]:
+    """Show the table of stacked experiments, row by row, and return it."""
+    shown = []
     print(f"{'experiments':>12}{'round s':>10}{'ms/experiment':>15}{'growth':>8}")
     before: dict[str, float] | None = None
     for row in rows:
@@ -164,6 +191,8 @@ def by_stack(rows: list[dict[str, float]]) -> None:
         growth = "" if before is None else f"{each / (before['round'] / before['experiments']):.2f}"
         print(f"{row['experiments']:12.0f}{row['round']:10.3f}{1e3 * each:15.2f}{growth:>8}", flush=True)
         before = row
+        shown.append(row)
+    return shown
 
 
 def hidden_layer(width: int) -> nn.Module:
@@ -184,6 +213,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     args = parser.parse_args()
+    if unknown := set(args.axes) - {"clients", "parameters", "experiments"}:
+        parser.error(f"no axis {', '.join(sorted(unknown))}; there are: clients, parameters, experiments")
     print(machine())
     print(f"{args.device}; {EXAMPLES} examples a client, one batch; best of {args.repeats}")
     report: dict[str, Any] = {"machine": machine(), "device": args.device}
@@ -192,22 +223,18 @@ def main() -> None:
     if "clients" in args.axes:
         d = count_parameters(standard)
         print(f"\nClients, MLP 784-128-64-10, {d:,} parameters")
-        sizes = [n for n in CLIENTS if n * d <= args.most]
-        rows = [one_size(n, standard.to(args.device), args.device, args.repeats) for n in sizes]
-        by_size(rows, "n")
-        report["clients"] = rows
+        cases: list[tuple[int, nn.Module]] = [(n, standard) for n in CLIENTS if n * d <= args.most]
+        report["clients"] = by_size(sizes(cases, args.device, args.repeats), "n")
     if "parameters" in args.axes:
         print(f"\nParameters, one hidden layer, {args.clients} clients")
-        models = [hidden_layer(w) for w in WIDTHS if args.clients * (795 * w + 10) <= args.most]
-        rows = [one_size(args.clients, m.to(args.device), args.device, args.repeats) for m in models]
-        by_size(rows, "d")
-        report["parameters"] = rows
+        n = args.clients
+        cases = [(n, hidden_layer(w)) for w in WIDTHS if n * (795 * w + 10) <= args.most]
+        report["parameters"] = by_size(sizes(cases, args.device, args.repeats), "d")
     if "experiments" in args.axes:
         print("\nStacked experiments, 50 clients each, MLP 784-128-64-10, hardened, one judged round")
         counts = [c for c in STACKED if c <= args.experiments]
-        rows = [one_stack(count, args.device, args.repeats) for count in counts]
-        by_stack(rows)
-        report["experiments"] = rows
+        stacks = (one_stack(count, args.device, args.repeats) for count in counts)
+        report["experiments"] = by_stack(stacks)
     if args.json:
         args.json.write_text(json.dumps(report, indent=1))
 
