@@ -176,9 +176,15 @@ def export(
     weights: Annotated[
         bool, typer.Option("--weights", help="With --compact: keep the weights of every round.")
     ] = False,
+    cosines: Annotated[
+        bool, typer.Option("--cosines", help="With --compact: keep the alignment of every judged round.")
+    ] = False,
+    archive: Annotated[
+        bool, typer.Option("--archive", help="Compress it: read like any results file, never added to.")
+    ] = False,
 ) -> None:
     """Copy a results file, small enough to send home."""
     from fedlaw.results.export import export as copy
 
-    done = copy(store, output, compact=compact, weights=weights)
+    done = copy(store, output, compact=compact, weights=weights, cosines=cosines, archive=archive)
     print(f"{output}: {done.added} runs, {cli_show.size(output.stat().st_size)}")

@@ -1,5 +1,8 @@
 """Results that come home: merged without loss, exported small, and never over something better."""
 
+import lzma
+import sqlite3
+
 import numpy as np
 import pytest
 
@@ -86,8 +89,9 @@ def test_compact_files_keep_what_tables_need(tmp_path, weights):
     with Store(small, read_only=True) as store:
         records = store.records(result.id)
         assert store.find(result.id).summary == result.summary
-    assert [r.test_accuracy for r in records] == [r.test_accuracy for r in result.records]
-    assert [r.epsilon for r in records] == [r.epsilon for r in result.records]
+    for name in ("test_accuracy", "epsilon"):  # in single precision
+        expected = [np.float32(getattr(r, name)) for r in result.records]
+        assert [getattr(r, name) for r in records] == expected
     last, whole = records[-1], result.records[-1]
     for name in ("weights", "statuses", "exclusions"):
         assert np.array_equal(getattr(last, name), getattr(whole, name))
@@ -100,3 +104,56 @@ def test_compact_files_keep_what_tables_need(tmp_path, weights):
     assert merge([full], small).replaced == 1
     with pytest.raises(StoreError, match="is there already"):
         export(full, small)
+
+
+def test_an_archive_is_read_like_the_file_it_was_made_of(tmp_path):
+    full, small = tmp_path / "a.sqlite", tmp_path / "small.sqlite"
+    result = run(**TINY, rule="fedlaw", store=full)
+    export(full, small, compact=True, cosines=True, archive=True)
+    assert list(tmp_path.glob("small.sqlite*")) == [small]
+    with Store(small, read_only=True) as store:
+        assert store.find(result.id).summary == result.summary
+        records = store.records(result.id)
+    judged = [
+        (mine, his) for mine, his in zip(records, result.records, strict=True) if his.alignment is not None
+    ]
+    assert judged
+    for mine, his in judged:
+        np.testing.assert_array_equal(mine.alignment, his.alignment.astype(np.float16).astype(np.float32))
+    before = small.read_bytes()
+    with pytest.raises(StoreError, match="archive, which is only read: `fedlaw results merge"):
+        run(**TINY, rule="mean", store=small)
+    assert small.read_bytes() == before
+    again = tmp_path / "again.sqlite"
+    assert merge([small], again).added == 1
+    run(**TINY, rule="mean", store=again)
+
+
+@pytest.mark.parametrize("harm", ["cut", "other", "empty", "no blob"])
+def test_a_damaged_archive_is_refused_in_one_line(tmp_path, harm):
+    full, small = tmp_path / "a.sqlite", tmp_path / "small.sqlite"
+    run(**TINY, rule="mean", store=full)
+    export(full, small, compact=True, archive=True)
+    with sqlite3.connect(small) as connection:
+        data = connection.execute("SELECT data FROM archive").fetchone()[0]
+        worse = {"cut": data[: len(data) // 2], "other": lzma.compress(b"text"), "empty": b"", "no blob": 3}[
+            harm
+        ]
+        connection.execute("UPDATE archive SET data = ?", (worse,))
+    connection.close()
+    with pytest.raises(StoreError, match=r"the archive is .*fetch it again"):
+        Store(small, read_only=True)
+
+
+def test_an_archive_of_another_program_is_not_taken_for_ours(tmp_path):
+    full, small = tmp_path / "a.sqlite", tmp_path / "small.sqlite"
+    run(**TINY, rule="mean", store=full)
+    export(full, small, compact=True, archive=True)
+    stranger = sqlite3.connect(":memory:")
+    stranger.execute("CREATE TABLE runs (id TEXT)")
+    stranger.commit()
+    with sqlite3.connect(small) as connection:
+        connection.execute("UPDATE archive SET data = ?", (lzma.compress(stranger.serialize()),))
+    connection.close()
+    with pytest.raises(StoreError, match="not a fedlaw results file"):
+        Store(small, read_only=True)

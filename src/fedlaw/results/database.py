@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedlaw.results.archive import DamagedArchive, is_archive, unfold
 from fedlaw.results.record import COLUMNS, DTYPES
 
 APPLICATION = 0x4645444C  # "FEDL" in the file's header: how we know our own
@@ -93,7 +94,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         try:
             connection = _open(path, read_only)
             _prepare(connection, path, read_only)
-            return connection
+            return _unfolded(connection, path, read_only) if is_archive(connection) else connection
         except sqlite3.Error as error:
             # SQLite waits for another process's lock, but not when it changes the journal's mode: then we do.
             if "locked" in str(error) and time.monotonic() < deadline:
@@ -116,6 +117,25 @@ def _open(path: Path, read_only: bool) -> sqlite3.Connection:
     if read_only:
         connection.execute("PRAGMA query_only = ON")
     return connection
+
+
+def _unfolded(archive: sqlite3.Connection, path: Path, read_only: bool) -> sqlite3.Connection:
+    """What is in an archive, to be read."""
+    try:
+        if not read_only:
+            raise StoreError(
+                f"--store {path} is an archive, which is only read: `fedlaw results merge {path} --into FILE` "
+                "makes a results file of it"
+            )
+        try:
+            inside = unfold(archive)
+        except DamagedArchive as error:
+            raise StoreError(f"--store {path}: {error}; fetch it again") from None
+    finally:
+        archive.close()
+    _prepare(inside, path, read_only=True)
+    inside.execute("PRAGMA query_only = ON")
+    return inside
 
 
 def _writable(path: Path) -> bool:
@@ -143,7 +163,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, read_only: bool) -> Non
                 f"--store {path} has format {found}, this fedlaw reads {VERSION}: use the fedlaw that wrote it, or "
                 "another file"
             )
-        if not read_only:
+        if not read_only and not is_archive(connection):
             connection.execute("PRAGMA journal_mode = WAL")  # readers never wait for the writer
             connection.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
