@@ -27,9 +27,9 @@ class GramKernel(BatchedKernel):
         so that   Z = X W^T + b = Z_0 - lr sum_s (X x_s^T + 1) g_s.
 
     X x_s^T are columns of the Gram matrix X X^T, which does not change. So Z, for all n inputs, is kept up to date
-    by Z -= lr (X X^T + 1)[:, batch] g, the g of every example are summed, and W is formed once, at the end. With n
-    a few times f or less and several epochs that is less arithmetic than two products with W at every step, and
-    the losses over all examples need no product with X again. The result is that of BatchedKernel up to rounding.
+    by Z -= lr (X X^T + 1)[:, batch] g, the g of every example are summed, and W is formed once, at the end. Over
+    several epochs, with n not much larger than f, that is less arithmetic than two products with W at every step,
+    and the losses over all examples need no product with X again. The result is that of BatchedKernel up to rounding.
 
     Use: `load`, `train`, `updates`.
 
@@ -132,15 +132,14 @@ class GramKernel(BatchedKernel):
         """
         k, at = len(theta), 0
         weight, bias = self._parameters(k)
+        formed = [self._views[id(p)] for p in self._linear.parameters()]
         torch.bmm(self._slopes.mT, self._x, out=weight)
         if bias is not None:
             torch.sum(self._slopes, 1, out=bias)
         for param in self._params.values():
             piece = slice(at, at + param[0].numel())
             target = out[:, piece].view(k, *param.shape[1:])
-            if param is self._views[id(self._linear.weight)] or param is self._views.get(
-                id(self._linear.bias)
-            ):
+            if any(param is each for each in formed):
                 target.copy_(param[:k])
             else:
                 torch.sub(theta[:, piece].view(target.shape), param[:k], out=target).div_(lr)
