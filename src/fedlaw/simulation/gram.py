@@ -29,7 +29,7 @@ class GramKernel(BatchedKernel):
     X x_s^T are columns of the Gram matrix X X^T, which does not change. So Z, for all n inputs, is kept up to date
     by Z -= lr (X X^T + 1)[:, batch] g, the g of every example are summed, and W is formed once, at the end. Over
     several epochs, with n not much larger than f, that is less arithmetic than two products with W at every step,
-    and the losses over all examples need no product with X again. The result is that of BatchedKernel up to rounding.
+    and the losses over all examples need no product with X again. Up to rounding the result is BatchedKernel's.
 
     Use: `load`, `train`, `updates`.
 
