@@ -76,10 +76,14 @@ def write_work(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(
-    contestants: list[Contestant], folder: Path, settings: dict[str, Any], cores: list[int], repeats: int
-) -> dict[str, dict[str, Any]]:
-    """Seconds of every repeat, versions, and the difference from the first contestant's result; by key."""
-    out: dict[str, dict[str, Any]] = {}
+    out: dict[str, dict[str, Any]],
+    contestants: list[Contestant],
+    folder: Path,
+    settings: dict[str, Any],
+    cores: list[int],
+    repeats: int,
+) -> None:
+    """Fill `out`, by key: seconds of every repeat, versions, the difference from the first contestant's result."""
     reference: Running | None = None
     groups = [[c for c in contestants if not c.alone], *([c] for c in contestants if c.alone)]
     for group in groups:
@@ -110,7 +114,6 @@ def measure(
         finally:
             for each in running:
                 each.close()
-    return out
 
 
 def difference(found: Running, reference: Running) -> float:
@@ -146,7 +149,7 @@ def show(title: str, rows: dict[str, dict[str, Any]], examples: int) -> None:
         if key == FLOOR.key:
             continue
         if not row.get("seconds"):
-            print(f"{names[key]:24}  not measured ({row['not measured']})")
+            print(f"{names[key]:24}  not measured ({row.get('not measured', 'its turn did not come')})")
             continue
         best, median = min(row["seconds"]), float(np.median(row["seconds"]))
         about = ", ".join(f"{name} {number}" for name, number in row["versions"].items())
@@ -209,10 +212,13 @@ def main() -> None:
                 continue
             cores = tables[name]
             print(f"{name} cores ({len(cores)})" if name == "all" else "one core", file=sys.stderr)
-            rows = measure(contestants, folder, settings, cores, args.repeats)
-            title = f"All {len(cores)} cores" if name == "all" else "One core"
-            show(title, rows, args.clients * args.samples * args.epochs)
+            rows: dict[str, dict[str, Any]] = {}
             report["tables"][name] = rows
+            try:
+                measure(rows, contestants, folder, settings, cores, args.repeats)
+            finally:  # what was measured is shown, even if the rest was not waited for
+                title = f"All {len(cores)} cores" if name == "all" else "One core"
+                show(title, rows, args.clients * args.samples * args.epochs)
     if peers:
         print(
             "\nOn several cores fedlaw by itself trains chunks of clients on a thread each; BlazeFL and Flower\n"
