@@ -11,19 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from fedlaw.simulation.conv_plan import Block, plan, supports, tiles
+from fedlaw.simulation.reading import pair
 
 __all__ = ["ConvKernel", "supports"]
-
-_PRECISION = {"highest": "tf32x3", "high": "tf32", "medium": "bf16"}
 
 
 class ConvKernel:
     """k copies of a convolutional network, each with parameters of its own, and their SGD steps, on a GPU.
 
     The arguments and the methods are those of BatchedKernel. Padding, examples of weight 0 at the end of a job's
-    batch, costs nothing. Matrix products are as `torch.set_float32_matmul_precision` says: of TF32 operands in
-    three terms for "highest", which is as exact as float32, in one for "high", of bfloat16 operands for "medium".
-    Sums are in float32 always, and in an order that does not vary from run to run.
+    batch, costs next to nothing. Matrix products are as `torch.set_float32_matmul_precision` says: "highest" takes
+    the three leading products of operands split into two TF32 numbers each, which is as exact as float32; any other
+    setting takes one product of TF32 numbers. Sums are in float32, in an order that does not vary from run to run.
     """
 
     def __init__(self, model: nn.Module, shape: tuple[int, ...], jobs: int, width: int, like: Tensor) -> None:
@@ -32,11 +31,12 @@ class ConvKernel:
         self._blockwise: Any = conv_kernels
         self._products: Any = conv_gradients
         self._blocks, self._linear = plan(model, shape)
-        self.tiles = [tiles(block) for block in self._blocks]
-        self._like, self._precision = like, _PRECISION[torch.get_float32_matmul_precision()]
+        exact = torch.get_float32_matmul_precision() == "highest"
+        self._precision = "tf32x3" if exact else "tf32"
+        self.tiles = [tiles(block, exact) for block in self._blocks]
+        self._like = like
         self._examples = jobs * width
-        _, line, channels = self._blocks[0].entering
-        beyond = 2 * line * channels  # windows at the very end look so far beyond it
+        beyond = math.prod(self._blocks[0].kernel[1:])  # the last row of taps ends beyond the last image
         self._entry = self._room(self._examples * math.prod(self._blocks[0].entering) + beyond)
         self._param = [self._room(jobs, block.numbers) for block in self._blocks]
         self._back = [self._room(jobs, block.inner * block.out[0]) for block in self._blocks]
@@ -118,10 +118,10 @@ class ConvKernel:
 
     def _enter(self, x: Tensor) -> Tensor:
         """The images x (k, w, channels, height, width) with their border, by height, width and channel."""
-        block, (k, w) = self._blocks[0], x.shape[:2]
+        block, (k, w, channels) = self._blocks[0], x.shape[:3]
         room = self._entry[: k * w * math.prod(block.entering)].view(k, w, *block.entering)
         (_, height, width), edge = block.shape, block.padding
-        room[:, :, edge : edge + height, edge : edge + width] = x.permute(0, 1, 3, 4, 2)
+        room[:, :, edge : edge + height, edge : edge + width, :channels] = x.permute(0, 1, 3, 4, 2)
         return room
 
     def _trunk(self, lo: int, k: int, w: int, x: Tensor, count: Tensor, keep: bool) -> Tensor:
@@ -132,7 +132,7 @@ class ConvKernel:
             self._blockwise.block_forward[(k * w, -(-block.norm.num_groups // tile["BG"]))](
                 x, self._param[i][lo:], count, pooled, pooled if kept is None else kept.normal,
                 pooled if kept is None else kept.rstd, w, block.norm.eps, **block.geometry(), **block.columns(),
-                THIN=block.first, KEEP=kept is not None, PRECISION=self._precision, **tile,
+                KEEP=kept is not None, PRECISION=self._precision, **tile,
             )  # fmt: skip
             x = pooled
         features = math.prod(self._blocks[-1].pooled)
@@ -141,7 +141,7 @@ class ConvKernel:
     def _norm_backward(self, i: int, lo: int, k: int, w: int, gradient: Tensor, count: Tensor) -> None:
         block, kept, tile = self._blocks[i], self._kept[i], self.tiles[i]["norm"]
         self._blockwise.norm_backward[(k * w, -(-block.norm.num_groups // tile["BG"]))](
-            kept.normal, kept.rstd, gradient, self._param[i][lo:], kept.partial, count, w, INNER=block.inner,
+            kept.normal, kept.rstd, gradient, self._scale(i, lo), kept.partial, count, w, STEP=block.numbers,
             OH=block.out[1], OW=block.out[2], **block.columns(), BIAS=block.conv.bias is not None, **tile,
         )  # fmt: skip
 
@@ -162,20 +162,27 @@ class ConvKernel:
 
     def _first_backward(self, lo: int, k: int, w: int, x: Tensor, gradient: Tensor, count: Tensor) -> None:
         block, tile = self._blocks[0], self.tiles[0]["first"]
+        span = pair(block.conv.kernel_size)[1] * block.depth
         self._blockwise.first_backward[(k * w, -(-block.norm.num_groups // tile["BG"]))](
             x, self._param[0][lo:], gradient, self._kept[0].partial, count, w, block.norm.eps,
-            **block.geometry(), **block.columns(), BIAS=block.conv.bias is not None, PRECISION=self._precision,
-            **tile,
+            **block.geometry(), **block.columns(), SPAN=span, BIAS=block.conv.bias is not None,
+            PRECISION=self._precision, **tile,
         )  # fmt: skip
 
     def _sum_step(self, i: int, lo: int, k: int, w: int, lr: float) -> None:
         """Block i moved where its gradients lie in parts: all of the first block, else its last three rows."""
         block = self._blocks[i]
-        start = 0 if block.first else block.out[0] * block.inner
-        size = block.numbers - start
-        self._products.sum_step[(k, -(-size // 256))](
-            self._param[i][lo:], self._kept[i].partial, lr, w, START=start, SIZE=size, BLOCK=256, num_warps=2
+        param, size = (
+            (self._param[i][lo:], block.numbers) if block.first else (self._scale(i, lo), 3 * block.out[0])
         )
+        self._products.sum_step[(k, -(-size // 256))](
+            param, self._kept[i].partial, lr, w, STEP=block.numbers, SIZE=size, BLOCK=256, num_warps=2
+        )
+
+    def _scale(self, i: int, lo: int) -> Tensor:
+        """Bias, gamma and beta of job lo's block i, and what lies behind them."""
+        block = self._blocks[i]
+        return self._param[i].view(-1)[lo * block.numbers + block.out[0] * block.inner :]
 
     def _tail(self, lo: int, x: Tensor) -> list[Tensor]:
         """The linear layers' inputs, each (k, w, features), then the scores."""
@@ -208,7 +215,9 @@ class ConvKernel:
         """Every parameter of the model with its values for all jobs, a view in the order of the model's own."""
         for block, param in zip(self._blocks, self._param, strict=True):
             outs, inner = block.out[0], block.inner
+            height, width = pair(block.conv.kernel_size)
             weight = param[:, : outs * inner].view(-1, outs, *block.kernel)
+            weight = weight[:, :, :height, :width, : block.shape[0]]
             yield block.conv.weight, weight.permute(0, 1, 4, 2, 3)
             rest = (block.conv.bias, block.norm.weight, block.norm.bias)
             for i, parameter in enumerate(rest):

@@ -7,14 +7,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fedlaw.simulation.conv_kernels import dot, shifted
+from fedlaw.simulation.conv_kernels import shifted
 
 
 @triton.jit
 def input_gradient(
     slope, back, gradient, count, width,
     H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr,
-    OH: tl.constexpr, OW: tl.constexpr, COUT: tl.constexpr,
+    PIXEL: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, COUT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """gradient (example, H, W, in) of a convolution's input from `slope` (example, OH, OW, out), its output's.
@@ -25,8 +25,6 @@ def input_gradient(
     job = (tl.program_id(0) // tiles).to(tl.int64)
     first = tl.program_id(0) % tiles * BM
     rows = tl.load(count + job) * (H * W)
-    if first >= rows:
-        return
     row = first + tl.arange(0, BM)
     high = row % (H * W) // W + PAD
     wide = row % W + PAD
@@ -36,8 +34,9 @@ def input_gradient(
     start = slope + (job * width + row // (H * W)) * (OH * OW * COUT)
     back += job * (KH * KW * CIN * COUT)
     BLOCKS: tl.constexpr = (COUT + BK - 1) // BK
+    trips = (first < rows).to(tl.int32) * (KH * KW * BLOCKS)  # none for padding
     total = tl.zeros((BM, BN), tl.float32)
-    for trip in range(KH * KW * BLOCKS):
+    for trip in range(trips):
         tap = trip // BLOCKS
         channel = trip % BLOCKS * BK + tl.arange(0, BK)
         h = high - tap // KW
@@ -52,7 +51,7 @@ def input_gradient(
             known = (channel < COUT)[None, :]
             a = tl.load(at_a, mask=inside[:, None] & known, other=0.0)
             b = tl.load(at_b, mask=kept[:, None] & known, other=0.0)
-        total = dot(a, tl.trans(b), total, PRECISION)
+        total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
     at = gradient + (job * width * (H * W) + row)[:, None] * CIN + into[None, :]
     tl.store(at, total, mask=live[:, None] & kept[None, :])
 
@@ -61,7 +60,7 @@ def input_gradient(
 def weight_step(
     x, slope, param, back, count, lr, width,
     H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr,
-    OH: tl.constexpr, OW: tl.constexpr, COUT: tl.constexpr,
+    PIXEL: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, COUT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Weights moved by -lr times their gradient, in both of their layouts: BM of (tap, in) and BN of out.
@@ -92,10 +91,10 @@ def weight_step(
     for at in range(0, rows, BK):
         row = at + tl.arange(0, BK)
         live = row < rows
-        image = x + (row // (OH * OW) * (H * W * CIN))[:, None]
-        a = shifted(image, row % (OH * OW) // OW, row % OW, live, below, right, channel, known, H, W, CIN)
+        image = x + row // (OH * OW) * (H * W * CIN)
+        a = shifted(image, row % (OH * OW) // OW, row % OW, live, below, right, channel, known, H, W, PIXEL)
         b = tl.load(slope + row[:, None] * COUT + out[None, :], mask=live[:, None] & kept[None, :], other=0.0)
-        total = dot(tl.trans(a), b, total, PRECISION)
+        total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
     here = (k < INNER)[:, None] & kept[None, :]
     at_back = back + job * (INNER * COUT) + k[:, None] * COUT + out[None, :]
     moved = tl.load(at_back, mask=here, other=0.0) - lr * total
@@ -105,10 +104,10 @@ def weight_step(
 
 
 @triton.jit
-def sum_step(param, partial, lr, width, START: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """param (job, START + SIZE), from START on, moved by -lr times the sum of partial (job, width, SIZE) over width.
+def sum_step(param, partial, lr, width, STEP: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """param (job, SIZE) moved by -lr times the sum of partial (job, width, SIZE) over the examples.
 
-    Grid: (jobs, ceil(SIZE / BLOCK)).
+    A job's parameters begin STEP numbers behind those of the job before. Grid: (jobs, ceil(SIZE / BLOCK)).
     """
     job = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -116,5 +115,5 @@ def sum_step(param, partial, lr, width, START: tl.constexpr, SIZE: tl.constexpr,
     total = tl.zeros((BLOCK,), tl.float32)
     for sample in range(width):
         total += tl.load(partial + (job * width + sample) * SIZE + at, mask=here, other=0.0)
-    param += job * (START + SIZE) + START + at
-    tl.store(param, tl.load(param, mask=here, other=0.0) - lr * total, mask=here)
+    old = tl.load(param + job * STEP + at, mask=here, other=0.0)
+    tl.store(param + job * STEP + at, old - lr * total, mask=here)

@@ -13,16 +13,19 @@ from fedlaw.simulation.reading import Part, UnknownLayer, pair, read
 
 Tile = dict[str, int]
 
+_CAPABILITY = (9, 0)  # Hopper: tiles are as large as its registers and shared memory allow
 _NUMBERS = 32_768  # float32 sums that one program can hold in registers
 _WIDEST = 128  # channels of a tile
-_INNER = 127  # most products that a first convolution may sum for one of its outputs
+_DEEPEST = 64  # numbers in a row of a first convolution's kernel
 
 
 @dataclass(frozen=True)
 class Block:
     """One convolution, group norm, ReLU and 2x2 max-pooling, for examples of `shape` (channels, height, width).
 
-    The images that enter the first block of a model have few channels and come with a border of zeros.
+    The images that enter the first block of a model have few channels, too few for a matrix product at each tap of
+    the convolution: they are given a border of zeros and pixels of a power of two, and the kernels are told that
+    one tap is a whole row of the convolution's kernel.
     """
 
     conv: nn.Conv2d
@@ -31,9 +34,15 @@ class Block:
     first: bool
 
     @property
+    def depth(self) -> int:
+        """Numbers of one pixel of the input."""
+        return max(4, power_of_two(self.shape[0])) if self.first else self.shape[0]
+
+    @property
     def kernel(self) -> tuple[int, int, int]:
-        """(height, width, channels) of the weights of one output."""
-        return *pair(self.conv.kernel_size), self.shape[0]
+        """(height, width, channels) of the weights of one output, as they are stored: those added are zero."""
+        height, width = pair(self.conv.kernel_size)
+        return height, max(power_of_two(width), 16 // self.depth) if self.first else width, self.depth
 
     @property
     def padding(self) -> int:
@@ -42,10 +51,10 @@ class Block:
 
     @property
     def entering(self) -> tuple[int, int, int]:
-        """(height, width, channels) of the input, with its border if it has one."""
-        channels, height, width = self.shape
+        """(height, width, channels) of the input, as it is stored."""
+        _, height, width = self.shape
         border = 2 * self.padding if self.first else 0
-        return height + border, width + border, channels
+        return height + border, width + border, self.depth
 
     @property
     def out(self) -> tuple[int, int, int]:
@@ -83,10 +92,12 @@ class Block:
 
     def geometry(self) -> dict[str, int]:
         """What the kernels need to know of the convolution."""
-        (height, width, channels), (kh, kw, _) = self.entering, self.kernel
-        pad = 0 if self.first else self.padding
-        sizes = {"OH": self.out[1], "OW": self.out[2]}
-        return {"H": height, "W": width, "CIN": channels, "KH": kh, "KW": kw, "PAD": pad, **sizes}
+        (height, width, depth), (kh, kw, channels) = self.entering, self.kernel
+        if self.first:
+            taps = {"CIN": kw * channels, "KH": kh, "KW": 1, "PAD": 0}
+        else:
+            taps = {"CIN": channels, "KH": kh, "KW": kw, "PAD": self.padding}
+        return {"H": height, "W": width, "PIXEL": depth, "OH": self.out[1], "OW": self.out[2], **taps}
 
     def columns(self) -> dict[str, int]:
         """What the kernels need to know of the normalization."""
@@ -102,24 +113,27 @@ class Block:
         return groups
 
 
-def tiles(block: Block) -> dict[str, Tile]:
-    """Tile sizes and launch settings of each kernel that works on this block, as measured best on an H200."""
+def tiles(block: Block, exact: bool) -> dict[str, Tile]:
+    """Tile sizes and launch settings of each kernel that works on this block, as measured best on an H200.
+
+    `exact`: products are sums of several terms, which take more registers.
+    """
     groups = block.groups(_WIDEST, _NUMBERS)
     full = 4 * block.cells * groups * block.size == _NUMBERS
     outs = max(16, min(128, power_of_two(block.out[0])))
-    window = max(32, power_of_two(block.inner + 1))  # and the one behind it
+    warps = 8 if exact else 4
     return {
         "forward": {
             "BG": groups,
-            "BK": window if block.first else _divisor(block.shape[0]),
+            "BK": math.prod(block.kernel[1:]) if block.first else _divisor(block.shape[0]),
             "num_warps": 8 if full else 4,
-            "num_stages": 3,
+            "num_stages": 1 if block.first else 3,
         },
         "first": {
             "BG": block.groups(16, _NUMBERS),
-            "BK": window,
-            "SPLIT": min(8, block.cells // 16),
-            "num_warps": 8,
+            "SPLIT": min(warps, block.cells // 16),
+            "num_warps": warps,
+            "num_stages": 1,
         },
         "norm": {"BG": block.groups(_WIDEST, _NUMBERS // 4), "num_warps": 4},
         "input": {
@@ -136,7 +150,7 @@ def tiles(block: Block) -> dict[str, Tile]:
 def supports(
     model: nn.Module, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32
 ) -> bool:
-    """Whether ConvKernel can train this model here: the layers of `models.cnn`, float32, a CUDA device, Triton.
+    """Whether ConvKernel can train this model here: the layers of `models.cnn`, float32, a Hopper GPU, Triton.
 
     >>> from fedlaw.models import cnn
     >>> supports(cnn((3, 32, 32), 10), (3, 32, 32), torch.device("cpu"))
@@ -144,7 +158,7 @@ def supports(
     """
     if device.type != "cuda" or dtype != torch.float32 or importlib.util.find_spec("triton") is None:
         return False
-    if torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0):
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device) != _CAPABILITY:
         return False
     try:
         plan(model, shape)
@@ -169,8 +183,11 @@ def plan(model: nn.Module, shape: tuple[int, ...]) -> tuple[list[Block], list[nn
     if len(tail) % 2 == 0 or set(tail[::2]) != {nn.Linear} or not set(tail[1::2]) <= {nn.ReLU}:
         raise UnknownLayer("the model does not end in Linear layers with ReLU between them")
     blocks = [_block(*parts[4 * i : 4 * i + 4], entry=i == 0) for i in range(count)]
-    if blocks[0].inner > _INNER:
-        raise UnknownLayer(f"the first convolution sums more than {_INNER} products")
+    if math.prod(blocks[0].kernel[1:]) > _DEEPEST:
+        raise UnknownLayer("the first convolution has too many channels for so wide a kernel")
+    held = 4 * blocks[0].cells * blocks[0].groups(16, _NUMBERS) * blocks[0].size
+    if blocks[0].size > 8 or held > _NUMBERS // 2:
+        raise UnknownLayer("a group of the first block is too large to be held by one program")
     return blocks, [part.module for part in parts if isinstance(part.module, nn.Linear)]
 
 
