@@ -74,7 +74,7 @@ def evaluate(
     if not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise ValueError(f"labels must be 0 to {classes - 1} for classes={classes}")
     shape = tuple(inputs.shape[1:])
-    kind = kernel_for(model, shape, backend)
+    kind = kernel_for(model, shape, backend, params)
     cpu = params.device.type == "cpu"
     if batch is None:
         each = kind.activations(model, inputs[:2]) * params.element_size()

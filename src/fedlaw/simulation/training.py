@@ -12,6 +12,7 @@ from fedlaw.models.vector import count_parameters
 from fedlaw.simulation import fused
 from fedlaw.simulation.batched import BatchedKernel
 from fedlaw.simulation.chunks import Worker
+from fedlaw.simulation.conv_gpu import ConvKernel, supports
 from fedlaw.simulation.functional import VmapKernel, train_sequential
 from fedlaw.simulation.gram import GramKernel, gram_rows
 from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, visited
@@ -28,11 +29,11 @@ _LEAST_STEP = 2_000_000  # parameters x examples: a smaller step is all overhead
 _GPU_MEMORY_SHARE = 0.4  # of the free memory, for one chunk's parameters and intermediates
 _TAIL_MULTIPLE = 8  # the last batch of an epoch is padded to a multiple of this many examples
 
-KernelKind = type[BatchedKernel] | type[VmapKernel]
+KernelKind = type[BatchedKernel] | type[VmapKernel] | type[ConvKernel]
 
 
 class Kernel(Protocol):
-    """k jobs' parameters and how they step: see BatchedKernel, VmapKernel."""
+    """k jobs' parameters and how they step: see BatchedKernel, VmapKernel, ConvKernel."""
 
     def load(self, theta: Tensor) -> None: ...
     def flat(self, k: int, out: Tensor | None = None) -> Tensor: ...
@@ -62,7 +63,8 @@ def train(
       Flatten, Conv2d, GroupNorm, MaxPool2d; the fast one. On a CPU jobs go in chunks that fit the cache, one
       Python thread per core; convolutions go job by job, and an MLP's first layer through the Gram matrix of a
       client's inputs where that is less arithmetic (`fedlaw.simulation.gram`). On a GPU all jobs go together, as
-      far as memory lasts.
+      far as memory lasts; on a Hopper GPU blocks of convolution, norm, ReLU and pooling have kernels of their own
+      (`fedlaw.simulation.conv_gpu`).
     - ``vmap``: any module. On a GPU all jobs together by torch.func, which needs control flow that does not
       depend on the data; on a CPU job by job, one Python thread per core, by autograd.
     - ``sequential``: the reference, an autograd loop.
@@ -99,7 +101,7 @@ def train(
         return train_sequential(model, params, inputs, labels, jobs, work)
     if backend == "auto" and fused.supports(model, params, inputs, work):
         return fused.train_fused(model, params, inputs, labels, jobs, work)
-    kind = kernel_for(model, shape, backend)
+    kind = kernel_for(model, shape, backend, params)
     plan = Plan(model, kind, params, inputs, labels, jobs, work)
     cpu = params.device.type == "cpu"
     threads = (threads or torch.get_num_threads()) if cpu else 1
@@ -109,8 +111,8 @@ def train(
     return Trained(plan.updates, plan.losses)
 
 
-def kernel_for(model: nn.Module, shape: tuple[int, ...], backend: Backend) -> KernelKind:
-    """The kernel that `backend` means for this model; UnknownLayer where batched cannot."""
+def kernel_for(model: nn.Module, shape: tuple[int, ...], backend: Backend, like: Tensor) -> KernelKind:
+    """The kernel that `backend` means for this model, to work as `like`; UnknownLayer where batched cannot."""
     if backend == "vmap":
         return VmapKernel
     try:
@@ -119,7 +121,7 @@ def kernel_for(model: nn.Module, shape: tuple[int, ...], backend: Backend) -> Ke
         if backend == "auto":
             return VmapKernel
         raise
-    return BatchedKernel
+    return ConvKernel if supports(model, shape, like.device, like.dtype) else BatchedKernel
 
 
 class Plan:
