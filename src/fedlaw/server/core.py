@@ -35,7 +35,7 @@ from fedlaw.server.core_math import (
     worst,
 )
 from fedlaw.server.core_settings import CoreSettings
-from fedlaw.server.core_verdict import deliberate, refresh, unseat_cliques
+from fedlaw.server.core_verdict import deliberate, refresh, unseat_minority
 from fedlaw.server.judge import (
     Arrived,
     Evidence,
@@ -51,7 +51,7 @@ from fedlaw.server.judge import (
 
 @dataclass(frozen=True)
 class Core(CoreSettings, Scheduled):
-    """Judging by a core; the settings are those of `CoreSettings`. Preset `hardened` adds cliques and verdicts.
+    """Judging by a core; the settings are those of `CoreSettings`. Preset `hardened` adds verdicts and majorities.
 
     >>> Core().bind(n=200, rounds=200).judged_rounds
     80
@@ -179,7 +179,7 @@ class Core(CoreSettings, Scheduled):
         else:
             state = self._accumulate(state, score, cosine, scored, absent)
             state = self._too_good(state, scored)
-            state = unseat_cliques(self, state)
+            state = unseat_minority(self, state)
             state = self._seat(state)
             state = deliberate(self, state)
             state, weights = self._freeze(state, evidence.counts)

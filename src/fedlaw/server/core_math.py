@@ -20,8 +20,8 @@ class CoreState:
     judged rounds. total, decay: accumulated score and what it is divided by. early, early_rounds: sum and
     number of cosines in a client's own rounds of the too-good check. core, members: bool. weights: final ones.
     cosines: c of every judged round, NaN where there was none. burst, burst_rounds, burst_asked: of the refresh
-    under way. joining: bursts in a row above the threshold. benched: the judged round up to which a clique is
-    kept out of the core. seated: judged rounds in a row in the core. verdict: who would be left out by the
+    under way. joining: bursts in a row above the threshold. benched: the judged round up to which a client
+    is kept out of the core. seated: judged rounds in a row in the core. verdict: who would be left out by the
     verdict of the last judged round. standing: judged rounds in a row it has stood, 0: there is none.
     """
 

@@ -11,7 +11,7 @@ from fedlaw.server.judge import share
 
 @dataclass(frozen=True)
 class CoreSettings:
-    """Settings of core judging. The defaults are the plain recipe; preset `hardened` adds cliques and verdicts.
+    """Settings of core judging. The defaults are the plain recipe; preset `hardened` adds verdicts and majorities.
 
     Attributes:
         attackers_below: the share of clients that may be malicious, all that has to be known: the core has
@@ -32,14 +32,15 @@ class CoreSettings:
         too_good_gap: width of the gap above which a group is too good to be true.
         too_good_share, too_good_least, too_good_most: size of such a group: max(too_good_least,
             ceil(too_good_share * n)) to floor(too_good_most * n).
-        clique_gap: width of the gap above which a minority that stands above all others is a clique: it may be
-            vouching for itself, so it leaves the core and its score starts anew; 0: no such check.
-        clique_window: own answered rounds whose mean cosine that check takes, and rounds a clique stays out.
+        minority_gap: a core that has not half of the clients behind it loses its seats if the median cosines of
+            those behind it and of the others are farther apart than this; 0: it never does.
+        minority_window: own answered rounds whose mean cosine that takes, and rounds who lost a seat stays out.
         verdict_rounds: rounds in a row the same verdict must stand for the freeze to come early; 0: it never does.
-            A verdict is there when everybody is for the core, or when those against it are a minority below a gap.
+            A verdict is there when nobody stands between those behind the core and those against it, and those
+            are no more than may attack (or none). In the last judged round it counts however short it stands.
         verdict_window: own answered rounds whose mean cosine a verdict takes.
-        verdict_gap: width of the gap between those against the core and all others.
-        verdict_above: mean cosine that all others must exceed.
+        verdict_above: mean cosine above which a client is behind the core.
+        verdict_gap: width of the gap between those behind the core and those against it.
         threshold: windowed cosine above which a client outside the core is admitted at the freeze.
         presence: share of the judged rounds it was asked in that a client must have been scored in.
         quorum: share of the core that must answer, or the round is skipped.
@@ -71,8 +72,8 @@ class CoreSettings:
     too_good_share: float = 0.03
     too_good_least: int = 2
     too_good_most: float = 0.49
-    clique_gap: float = 0.0
-    clique_window: int = 5
+    minority_gap: float = 0.0
+    minority_window: int = 5
     verdict_rounds: int = 0
     verdict_window: int = 12
     verdict_gap: float = 0.04
@@ -98,7 +99,7 @@ class CoreSettings:
             if getattr(self, name) is not None:
                 check_integer(f"{name} (or None)", getattr(self, name), 1)
         for name in (
-            "copy_least", "too_good_least", "too_good_from", "too_good_to", "refresh_bursts", "clique_window",
+            "copy_least", "too_good_least", "too_good_from", "too_good_to", "refresh_bursts", "minority_window",
             "verdict_window",
         ):  # fmt: skip
             check_integer(name, getattr(self, name), 1)
@@ -108,7 +109,14 @@ class CoreSettings:
             check_number(name, getattr(self, name), low=0, high=1)
         for name in ("strike_ratio", "count_cap"):
             check_number(name, getattr(self, name), low=1)
-        for name in ("loss_weight", "copy_ratio", "too_good_gap", "clique_gap", "verdict_gap", "refresh_gap"):
+        for name in (
+            "loss_weight",
+            "copy_ratio",
+            "too_good_gap",
+            "minority_gap",
+            "verdict_gap",
+            "refresh_gap",
+        ):
             check_number(name, getattr(self, name), low=0)
         for name in ("threshold", "competence", "verdict_above"):
             check_number(name, getattr(self, name), low=-1, high=1)

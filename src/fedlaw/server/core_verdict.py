@@ -1,4 +1,4 @@
-"""When core judging decides: cliques lose their seats, a verdict that stands ends the judging, refreshes revise it.
+"""When core judging decides: no core without a majority, an end when the verdict stands, and refreshes.
 
 Pure functions of the settings and the state, over (..., n).
 """
@@ -10,29 +10,31 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedlaw.screening import masked_median
 from fedlaw.server.core_math import CoreState, by_count, rank, verdict, widest_gap, windowed_mean
 from fedlaw.server.core_settings import CoreSettings
-from fedlaw.server.judge import at_least
 
 
-def unseat_cliques(judge: CoreSettings, state: CoreState) -> CoreState:
-    """A minority in the core that stands above all others by a gap leaves it for a while, its score void.
+def unseat_minority(judge: CoreSettings, state: CoreState) -> CoreState:
+    """Where the core has not half of the clients behind it, those in it and behind it leave it, their score void.
 
-    A client's own share is left out of its cosine, that of its friends is not: a clique in the core votes for
-    itself. Out of the core it is judged by the others alone; if they still point its way it comes back.
+    A client's own share is left out of its cosine, that of its friends is not: a clique that took the core votes
+    for itself. But most clients are honest, so an honest core has most clients behind it. Out of the core the
+    clique is judged by the others; a client that they point to comes back after `minority_window` rounds.
     """
-    if not judge.clique_gap:
+    if not judge.minority_gap:
         return state
-    n = state.core.shape[-1]
-    least = max(judge.too_good_least, at_least(judge.too_good_share, n))
-    alive = state.excluded == 0
     # Only after the too-good check, which has to see such a group in the core.
-    heard = alive & (state.scored >= max(judge.too_good_to + 1, judge.clique_window))
-    recent = windowed_mean(state.cosines, judge.clique_window)
-    gap, above = widest_gap(recent, heard, least, n - judge.most_out(n) - (~alive).sum(-1, keepdim=True))
-    # Whoever stands above the others from outside the core has no friends in it to thank for that.
-    caught = above & (gap > judge.clique_gap) & (state.seated >= judge.clique_window)
-    until = (state.judged + judge.clique_window).unsqueeze(-1)
+    first = max(judge.too_good_to + 1, judge.minority_window)
+    heard = (state.excluded == 0) & (state.scored >= first)
+    recent = windowed_mean(state.cosines, judge.minority_window)
+    behind = heard & (recent > judge.verdict_above)
+    others = heard & ~behind
+    apart = masked_median(recent, behind) - masked_median(recent, others) > judge.minority_gap
+    captured = apart & (2 * behind.sum(-1) <= heard.sum(-1))
+    # Whoever is behind the core from outside it has no friends in it to thank for that.
+    caught = behind & captured.unsqueeze(-1) & (state.seated >= judge.minority_window)
+    until = (state.judged + judge.minority_window).unsqueeze(-1)
     return replace(
         state,
         benched=torch.where(caught, until, state.benched),
