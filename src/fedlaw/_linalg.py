@@ -1,19 +1,31 @@
-"""Linear algebra that rules, server and attacks share. All of it on (..., n, d), in column blocks."""
+"""Linear algebra that rules, server and attacks share. All of it on (..., n, d), in column blocks.
+
+On a CPU large inputs are cut into pieces by their shape alone and the pieces done by `_threads.each`: results do
+not depend on the number of threads, and nothing of size (n, d) is made.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedlaw._gram import CLOSE
+from fedlaw._gram import gram as gram
+from fedlaw._threads import each
+
 BLOCK_ELEMENTS = 1 << 20  # of one float64 column block: 8 MiB, so that temporaries stay small
-GRAM_ELEMENTS = 1 << 18  # of a block of a Gram product on a CPU: 2 MiB in float64, which stays in cache
 DEVICE_ELEMENTS = 1 << 24  # the same on an accelerator, where few large products are faster
-_SORT_COLUMNS = 2048  # of a block sorted on a CPU: with 200 rows 1.6 MiB in float32, which stays in cache
+_LARGE = 1 << 17  # elements from which a matrix on a CPU is cut into pieces
+_COLUMNS = 1 << 15  # of a piece of a product with one vector: long enough to stream, short enough to share
+_NORM_COLUMNS = 1 << 14  # of a piece of a row whose float32 sum of squares keeps 1e-7
+_ROWS = 25  # of a piece that is read row by row
+_TILE_ROWS, _TILE_COLUMNS = 16, 1 << 16  # of differences from one point: 4 MiB in float32
+_SORT_COLUMNS = 1 << 10  # of a block sorted on a CPU: with 200 rows 800 KiB in float32, which stays in cache
+_SORT_ROWS = 40  # transposed at a time: their cache lines are not evicted before they are used up
 _SORT_ELEMENTS = 1 << 26  # of a block sorted on an accelerator
 
 
@@ -23,10 +35,16 @@ def column_blocks(x: Tensor, elements: int = BLOCK_ELEMENTS) -> Iterator[Tensor]
     yield from torch.split(x, max(1, elements // rows), dim=-1)
 
 
-def _matching_blocks(v: Tensor, x: Tensor, elements: int = BLOCK_ELEMENTS) -> Iterator[Tensor]:
+def _matching_blocks(v: Tensor, x: Tensor, elements: int) -> Iterator[Tensor]:
     """The columns of v (..., d) that go with each of `column_blocks(x, elements)`, as (..., 1, columns)."""
     rows = max(1, x[..., :1].numel())
     yield from torch.split(v.unsqueeze(-2), max(1, elements // rows), dim=-1)
+
+
+def _in_pieces(x: Tensor) -> bool:
+    return (
+        x.device.type == "cpu" and x.numel() >= _LARGE and not (x.requires_grad and torch.is_grad_enabled())
+    )
 
 
 def row_norms(x: Tensor) -> Tensor:
@@ -34,31 +52,6 @@ def row_norms(x: Tensor) -> Tensor:
     (float32: norms above 1.8e19)."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1)
     return norms
-
-
-def gram(x: Tensor, *, center: bool = False, origin: Tensor | None = None) -> Tensor:
-    """X X^T (..., n, n) in float64, of the rows of x (..., n, d) less their mean if `center`, less `origin`
-    (..., d) if given.
-
-    Products are formed and summed in float64, block of columns by block, so that a difference of rows far
-    smaller than the rows themselves survives; nothing of size (n, d) is made.
-    """
-    n, half = x.shape[-2], x.shape[-2] // 2
-    elements = GRAM_ELEMENTS if x.device.type == "cpu" else DEVICE_ELEMENTS
-    # The product is symmetric: its upper rows and its lower right corner are three quarters of the work.
-    upper = x.new_zeros((*x.shape[:-2], half, n), dtype=torch.float64)
-    corner = x.new_zeros((*x.shape[:-2], n - half, n - half), dtype=torch.float64)
-    origins = None if origin is None else _matching_blocks(origin, x, elements)
-    for block in column_blocks(x, elements):
-        wide = block.to(torch.float64)
-        if center:
-            wide = wide - wide.mean(dim=-2, keepdim=True)
-        if origins is not None:
-            wide = wide - next(origins)
-        upper += wide[..., :half, :] @ wide.mT
-        corner += wide[..., half:, :] @ wide[..., half:, :].mT
-    lower = torch.cat([upper[..., half:].mT, corner], dim=-1)
-    return torch.cat([upper, lower], dim=-2)
 
 
 def centered_gram(x: Tensor) -> Tensor:
@@ -77,20 +70,48 @@ def pairwise_sq_distances(x: Tensor) -> Tensor:
     """Squared distances (..., n, n), float64, between the rows of x (..., n, d); zero diagonal, symmetric.
 
     One centred Gram product: |x_i - x_j|^2 = K_ii + K_jj - 2 K_ij. Centring removes what all rows share, and
-    float64 what is left of cancellation: a distance is right to about 1e-8 of the larger of the two rows' own
-    distances from the centre.
+    float64 (for close pairs at least, see `gram`) what is left of cancellation.
     """
     k = centered_gram(x)
-    k = (k + k.mT) / 2  # to the bit, so that equal scores are equal and ties fall to the lowest index
-    diagonal = k.diagonal(dim1=-2, dim2=-1)
-    squared = (diagonal.unsqueeze(-1) + diagonal.unsqueeze(-2) - 2 * k).clamp_(min=0)
+    diagonal = k.diagonal(dim1=-2, dim2=-1).clone()
+    squared = k.mul_(-2).add_(diagonal.unsqueeze(-1)).add_(diagonal.unsqueeze(-2)).clamp_(min=0)
+    # To the bit, so that equal scores are equal and ties fall to the lowest index.
+    squared = torch.minimum(squared, squared.mT)
     squared.diagonal(dim1=-2, dim2=-1).zero_()
     return squared
 
 
 def weighted_sum(weights: Tensor, x: Tensor) -> Tensor:
     """sum_i w_i x_i (..., d) of the rows of x (..., n, d) with weights (..., n)."""
-    return (weights.to(x.dtype).unsqueeze(-2) @ x).squeeze(-2)
+    return weighted_sums(weights.unsqueeze(-2), x).squeeze(-2)
+
+
+def weighted_sums(weights: Tensor, x: Tensor) -> Tensor:
+    """W X (..., m, d): m weighted sums of the rows of x (..., n, d), weights (..., m, n)."""
+    weights = weights.to(x.dtype)
+    if not _in_pieces(x):
+        return weights @ x
+    flat, d = x.reshape(-1, *x.shape[-2:]), x.shape[-1]
+    each_weights = weights.expand(*x.shape[:-2], *weights.shape[-2:]).reshape(-1, *weights.shape[-2:])
+    m = weights.shape[-2]
+    out = x.new_empty((len(flat), m, d))
+
+    def piece(at: tuple[int, int]) -> None:
+        b, start = at
+        columns = flat[b, :, start : start + _COLUMNS]
+        target = out[b, :, start : start + _COLUMNS]
+        if m == 1:
+            torch.mv(columns.mT, each_weights[b, 0], out=target[0])
+        else:
+            torch.mm(each_weights[b], columns, out=target)
+
+    _run([(b, start) for b in range(len(flat)) for start in range(0, d, _COLUMNS)], piece)
+    return out.reshape(*x.shape[:-2], m, d)
+
+
+def _run(places: list[Any], piece: Callable[[Any], None]) -> None:
+    for _ in each(places, lambda: piece):
+        pass
 
 
 def clip_factors(norms: Tensor, radius: Tensor | float) -> Tensor:
@@ -99,24 +120,91 @@ def clip_factors(norms: Tensor, radius: Tensor | float) -> Tensor:
     return torch.where(norms > radius, radius / norms, torch.ones_like(norms))
 
 
-def distances_to(x: Tensor, point: Tensor) -> Tensor:
+def distances_to(x: Tensor, point: Tensor, *, squares: Tensor | None = None) -> Tensor:
     """|x_i - point| (..., n), float64, for the rows of x (..., n, d) and one point (..., d).
 
-    Differences are taken before squaring, so rows close to the point keep their digits; only one block of
-    them exists at a time.
+    Differences are taken before squaring, so rows close to the point keep their digits; only one tile of them
+    exists at a time. Of a large x on a CPU only rows closer than 1/16 of |x_i|^2 + |point|^2 are done that way, the
+    others by |x_i|^2 - 2 x_i . point + |point|^2, which is faster. `squares` (..., n) are the |x_i|^2 of
+    `row_squares`, for who asks again and again.
     """
-    total = x.new_zeros(x.shape[:-1], dtype=torch.float64)
-    for block, part in zip(column_blocks(x), _matching_blocks(point, x), strict=True):
-        total += row_norms(block - part).to(torch.float64).square()
-    return total.sqrt()
+    if not _in_pieces(x):
+        total = torch.zeros(x.shape[:-1], dtype=torch.float64, device=x.device)
+        elements = BLOCK_ELEMENTS if x.device.type == "cpu" else DEVICE_ELEMENTS
+        for block, part in zip(column_blocks(x, elements), _matching_blocks(point, x, elements), strict=True):
+            total += row_norms(block - part).to(torch.float64).square()
+        return total.sqrt()
+    squares = row_squares(x) if squares is None else squares
+    length = torch.linalg.vector_norm(point, dim=-1, keepdim=True, dtype=torch.float64).square()
+    squared = squares - 2 * row_products(x, point) + length
+    near = ~(squared >= CLOSE * (squares + length)).reshape(-1, x.shape[-2])
+    if bool(near.any()):
+        flat = x.reshape(-1, *x.shape[-2:])
+        points = point.expand(x[..., 0, :].shape).reshape(-1, x.shape[-1])
+        found = squared.reshape(near.shape)
+        for b in near.any(-1).nonzero().flatten().tolist():
+            rows = near[b].nonzero().flatten()
+            found[b, rows] = _sq_differences(flat[b], points[b], rows)
+        squared = found.reshape(squared.shape)
+    distances: Tensor = squared.sqrt()
+    return distances
+
+
+def _sq_differences(x: Tensor, point: Tensor, rows: Tensor) -> Tensor:
+    """|x_i - point|^2 (m,), float64, for rows of x (n, d) given by index (m,): a tile of differences at a time."""
+
+    def make() -> Callable[[Tensor], Tensor]:
+        tile = x.new_empty(_TILE_ROWS * min(_TILE_COLUMNS, x.shape[-1]))
+
+        def of(some: Tensor) -> Tensor:
+            total = torch.zeros(len(some), dtype=torch.float64)
+            for start in range(0, x.shape[-1], _TILE_COLUMNS):
+                part = point[start : start + _TILE_COLUMNS]
+                difference = tile[: len(some) * len(part)].view(len(some), -1)
+                torch.index_select(x[:, start : start + len(part)], 0, some, out=difference)
+                difference -= part
+                total += row_norms(difference).to(torch.float64).square()
+            return total
+
+        return of
+
+    return torch.cat(list(each(torch.split(rows, _TILE_ROWS), make)))
+
+
+def row_squares(x: Tensor) -> Tensor:
+    """|x_i|^2 (..., n), float64, of the rows of x (..., n, d): of tiles of columns, summed in float64 (a norm of a
+    million float32 entries in one go is 1e-5 off)."""
+    total = torch.zeros(x.shape[:-1], dtype=torch.float64, device=x.device)
+    for block in torch.split(x, _NORM_COLUMNS, dim=-1):
+        total += row_norms(block).to(torch.float64).square()
+    return total
 
 
 def row_products(x: Tensor, v: Tensor) -> Tensor:
-    """x_i . v (..., n), float64, for the rows of x (..., n, d) and a vector v (..., d)."""
-    total = x.new_zeros(x.shape[:-1], dtype=torch.float64)
-    for block, part in zip(column_blocks(x), _matching_blocks(v, x), strict=True):
-        total += (block.to(torch.float64) @ part.to(torch.float64).mT).squeeze(-1)
-    return total
+    """x_i . v (..., n), float64, for the rows of x (..., n, d) and a vector v (..., d).
+
+    Formed in x's own type with v / |v|, so that no product leaves its range, and added up in float64.
+    """
+    length = torch.linalg.vector_norm(v, dim=-1, keepdim=True, dtype=torch.float64)
+    unit = (v / length.clamp(min=torch.finfo(torch.float64).tiny)).to(x.dtype)
+    total = torch.zeros(x.shape[:-1], dtype=torch.float64, device=x.device)
+    if _in_pieces(x):
+        flat, units = x.reshape(-1, *x.shape[-2:]), unit.expand(x[..., 0, :].shape).reshape(-1, x.shape[-1])
+        sums = total.reshape(-1, x.shape[-2])
+
+        def rows(at: tuple[int, int]) -> None:
+            b, first = at
+            some = flat[b, first : first + _ROWS]
+            for start in range(0, x.shape[-1], _TILE_COLUMNS):
+                columns = slice(start, start + _TILE_COLUMNS)
+                sums[b, first : first + _ROWS] += torch.mv(some[:, columns], units[b, columns])
+
+        _run([(b, first) for b in range(len(flat)) for first in range(0, x.shape[-2], _ROWS)], rows)
+        return total.mul_(length)
+    elements = _COLUMNS * max(1, x[..., :1].numel())
+    for block, part in zip(column_blocks(x, elements), _matching_blocks(unit, x, elements), strict=True):
+        total += (block @ part.mT).squeeze(-1)
+    return total.mul_(length)
 
 
 def median(values: Tensor) -> Tensor:
@@ -126,48 +214,58 @@ def median(values: Tensor) -> Tensor:
     return (ordered[..., (n - 1) // 2] + ordered[..., n // 2]) / 2
 
 
-def reduce_sorted_columns(x: Tensor, reduce: Callable[[Any], Any], *, rows: Tensor | None = None) -> Tensor:
+def reduce_sorted_columns(
+    x: Tensor, reduce: Callable[[Tensor], Tensor], *, rows: Tensor | None = None
+) -> Tensor:
     """reduce(each column of x (..., n, d) in ascending order): (..., d).
 
-    `reduce` maps sorted columns (c, n) to (c,), elementwise in c; it is given NumPy arrays for a CPU and
-    tensors for an accelerator, so it may use only what the two share. `rows` (..., m) takes part of the rows,
-    by index.
+    `reduce` maps sorted columns (c, n) to (c,), column by column. `rows` (..., m) takes part of the rows, by index.
 
-    On a CPU, narrow blocks are transposed and sorted in cache, one thread each: several times faster than
-    sorting along the strided axis. Memory beyond the input: the blocks being sorted.
+    On a CPU, narrow blocks are transposed and sorted in cache, by NumPy, whose sort is vectorised: several times
+    faster than sorting along the strided axis. Memory beyond the input: the blocks being sorted.
     """
     lead, (n, d) = x.shape[:-2], x.shape[-2:]
     flat = x.reshape(-1, n, d)
     chosen = None if rows is None else rows.reshape(-1, rows.shape[-1])
     out = x.new_empty((flat.shape[0], d))
-    if x.device.type != "cpu":
-        for b in range(flat.shape[0]):
-            for start in range(0, d, max(1, _SORT_ELEMENTS // max(1, n))):
-                stop = start + max(1, _SORT_ELEMENTS // max(1, n))
-                block = flat[b, :, start:stop] if chosen is None else flat[b, chosen[b], start:stop]
-                out[b, start:stop] = reduce(block.mT.sort(dim=-1).values)
+    on_cpu = x.device.type == "cpu"
+    width = _SORT_COLUMNS if on_cpu else max(1, _SORT_ELEMENTS // max(1, n))
+    places = [(b, start) for b in range(flat.shape[0]) for start in range(0, d, width)]
+
+    def taken(b: int, start: int) -> Tensor:
+        block = flat[b, :, start : start + width]
+        return block if chosen is None else block.index_select(0, chosen[b])
+
+    if not on_cpu:
+        for b, start in places:
+            out[b, start : start + width] = reduce(taken(b, start).mT.sort(dim=-1).values)
         return out.reshape(*lead, d)
 
-    # NumPy has no bfloat16, and sorts half precision slowly: such blocks are widened one by one.
-    narrow = x.dtype not in (torch.float32, torch.float64)
+    # NumPy has no bfloat16, and sorts half precision slowly: such blocks are widened.
+    dtype = x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
+    arrays = flat.detach().numpy() if x.dtype == dtype else None
 
-    def work(task: tuple[int, int]) -> None:
-        b, start = task
-        block = flat[b, :, start : start + _SORT_COLUMNS]
-        array = (block.float() if narrow else block).detach().numpy()
-        columns = np.ascontiguousarray((array if chosen is None else array[chosen[b].numpy()]).T)
-        columns = columns.copy() if np.shares_memory(columns, array) else columns
-        columns.sort(axis=-1)
-        out[b, start : start + _SORT_COLUMNS] = torch.from_numpy(np.asarray(reduce(columns)))
+    def make() -> Callable[[tuple[int, int]], None]:
+        buffer = torch.empty((min(width, d), n if chosen is None else chosen.shape[-1]), dtype=dtype)
 
-    tasks = [(b, start) for b in range(flat.shape[0]) for start in range(0, d, _SORT_COLUMNS)]
-    threads = min(torch.get_num_threads(), len(tasks))
-    if threads <= 1:
-        for task in tasks:
-            work(task)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(work, tasks))
+        def block(at: tuple[int, int]) -> None:
+            b, start = at
+            columns = buffer[: min(width, d - start)]
+            array = columns.numpy()
+            if chosen is None and arrays is not None:
+                block_rows = arrays[b, :, start : start + width]
+            else:
+                block_rows = taken(b, start).detach().to(dtype).numpy()
+            for first in range(0, array.shape[-1], _SORT_ROWS):
+                some = slice(first, first + _SORT_ROWS)
+                np.copyto(array[:, some], block_rows[some].T)
+            array.sort(axis=-1)
+            out[b, start : start + width] = reduce(columns)
+
+        return block
+
+    for _ in each(places, make):
+        pass
     return out.reshape(*lead, d)
 
 

@@ -20,6 +20,8 @@ from fedlaw._linalg import BLOCK_ELEMENTS, DEVICE_ELEMENTS, clip_factors, column
 MAX_COUNT = 1e9  # example counts above this are absurd for any client
 _MAD_TO_SIGMA = 1.48  # 1 / Phi^-1(3/4): the MAD of a normal variable times this is its standard deviation
 _MAD_FLOOR = 1e-6
+_POOL = 32  # entries summed for a bound on distances: the product of such sums costs 1/32 of that of the rows
+_ROUNDING = 1e-4  # of squared lengths: more than float32 can be off in them
 
 
 class Reason(IntEnum):
@@ -237,33 +239,95 @@ def copy_clusters(updates: Tensor, factors: Tensor, radius: Tensor, mask: Tensor
     Two clients are joined if their updates, each multiplied by its factor, are nearer than `radius`; clusters
     are the connected components. Clients outside `mask` are alone. The label of a cluster is its lowest index.
 
+    On a CPU, most pairs are told apart without a product of all rows: sums s of 32 consecutive entries can only
+    shrink distances, |s_i - s_j| <= sqrt(32) |x_i - x_j| (Cauchy and Schwarz), so whoever is apart in them by
+    sqrt(32) radius is apart by radius. That is a bound, not an estimate: no choice of updates gets past it, and
+    what it leaves open is looked at in full.
+
     Args:
-        updates: (..., n, d), on any device; the others, and what is returned, are on one of their own.
+        updates: (..., n, d).
         factors: (..., n) what clipping multiplies each row by.
         radius: (...) distance under which two updates are near-identical.
         mask: (..., n) who is compared at all.
     """
     n = updates.shape[-2]
+    scaled = factors.to(updates.dtype)
+    if updates.device.type == "cpu" and updates[..., 0, :].shape[-1] > _POOL * n:
+        flat = zip(
+            updates.reshape(-1, *updates.shape[-2:]), scaled.reshape(-1, n), radius.reshape(-1),
+            mask.reshape(-1, n), strict=True,
+        )  # fmt: skip
+        near = torch.stack([_near_by_sums(*each) for each in flat]).reshape(*mask.shape, n)
+    else:
+        near = _near(updates, scaled, radius) & mask.unsqueeze(-1) & mask.unsqueeze(-2)
+    labels = _components(near)
+    sizes = torch.zeros_like(labels).scatter_add(-1, labels, torch.ones_like(labels)).gather(-1, labels)
+    return labels, sizes
+
+
+def _near(updates: Tensor, factors: Tensor, radius: Tensor) -> Tensor:
+    """(..., n, n) whether two rows, each times its factor, are nearer than radius: by one Gram product."""
+    n = updates.shape[-2]
     products = updates.new_zeros((*updates.shape[:-2], n, n))
-    scale = factors.to(updates).unsqueeze(-1)
     for block in column_blocks(updates, BLOCK_ELEMENTS if updates.device.type == "cpu" else DEVICE_ELEMENTS):
-        clipped = block * scale
+        clipped = block * factors.unsqueeze(-1)
         products += clipped @ clipped.mT
-    products = products.to(mask.device)
     squared = products.diagonal(dim1=-2, dim2=-1)
     distances = squared.unsqueeze(-1) + squared.unsqueeze(-2) - 2 * products
-    near = distances < (radius.to(updates.dtype) ** 2)[..., None, None]
-    pair = mask.unsqueeze(-1) & mask.unsqueeze(-2)
-    near = (near & pair) | torch.eye(n, dtype=torch.bool, device=mask.device)
-    labels = torch.arange(n, device=mask.device).expand(mask.shape)
+    return distances < (radius.to(updates.dtype) ** 2)[..., None, None]
+
+
+def _near_by_sums(updates: Tensor, factors: Tensor, radius: Tensor, mask: Tensor) -> Tensor:
+    """(n, n) links that join the same rows of updates (n, d) as `_near` does, though not every one of its links."""
+    d = updates.shape[-1]
+    whole = d // _POOL * _POOL
+    pools = updates[:, :whole].unflatten(-1, (-1, _POOL))  # type: ignore[no-untyped-call]
+    sums: Tensor = pools.sum(-1) * factors.unsqueeze(-1)
+    squared = sums.square().sum(-1)
+    apart = squared.unsqueeze(-1) + squared - 2 * (sums @ sums.mT)
+    slack = _ROUNDING * (squared.unsqueeze(-1) + squared)
+    possible = ~(apart - slack >= _POOL * radius.to(updates.dtype) ** 2) & mask.unsqueeze(-1) & mask
+    groups = _components(possible)
+    links = torch.zeros_like(possible)
+    for label in sorted(set(groups.tolist())):
+        members = (groups == label).nonzero().flatten()
+        if len(members) == 1:
+            continue
+        # Copies are usually all near the first of them; then that settles it.
+        first = members[0]
+        close = _differences(updates, factors, members) < radius
+        if bool(close.all()):
+            links[first, members] = links[members, first] = True
+        else:
+            links[members.unsqueeze(-1), members] = _near(updates[members], factors[members], radius)
+    return links
+
+
+def _differences(updates: Tensor, factors: Tensor, members: Tensor) -> Tensor:
+    """Distances (m,), float64, of the given rows from the first of them, each row times its factor."""
+    first = updates[members[0]] * factors[members[0]]
+    total = torch.zeros(len(members), dtype=torch.float64)
+    for some, where in zip(
+        torch.split(members, 16), torch.split(torch.arange(len(members)), 16), strict=True
+    ):
+        for start in range(0, updates.shape[-1], 1 << 16):
+            tile = updates[:, start : start + (1 << 16)].index_select(0, some)
+            tile = tile.mul_(factors[some].unsqueeze(-1)).sub_(first[start : start + (1 << 16)])
+            total[where] += row_norms(tile).to(torch.float64).square()
+    return total.sqrt()
+
+
+def _components(near: Tensor) -> Tensor:
+    """Lowest index (..., n) in each one's connected component of the graph (..., n, n)."""
+    n = near.shape[-1]
+    near = near | torch.eye(n, dtype=torch.bool, device=near.device)
+    labels = torch.arange(n, device=near.device).expand(near.shape[:-1])
     while True:  # lowest label among neighbours, until nothing changes: a few passes for real clusters
         spread = torch.where(near, labels.unsqueeze(-2), n).amin(-1)
         spread = spread.gather(-1, spread)
         if torch.equal(spread, labels):
-            break
+            return labels
         labels = spread
-    sizes = torch.zeros_like(labels).scatter_add(-1, labels, torch.ones_like(labels)).gather(-1, labels)
-    return labels, sizes
 
 
 def clip_to_median(norms: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

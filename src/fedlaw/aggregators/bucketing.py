@@ -24,15 +24,12 @@ from fedlaw.aggregators.base import (
 
 def _bucket_means(rows: Tensor, order: Tensor, size: int, out: Tensor) -> None:
     """Write the means of rows[order], `size` at a time, into out (m, d)."""
-    n, d = rows.shape
-    full = n // size
-    # A block of columns at a time: a permuted copy of all rows would double the memory.
-    width = max(1, BLOCK_ELEMENTS // n)
-    for start in range(0, d, width):
-        block = rows[:, start : start + width].index_select(0, order)
-        out[:full, start : start + width] = block[: full * size].reshape(full, size, block.shape[-1]).mean(1)
-        if full * size < n:
-            out[full, start : start + width] = block[full * size :].mean(0)
+    # A bucket and a stretch of columns at a time: a permuted copy of all rows would double the memory.
+    for members, mean in zip(torch.split(order, size), out, strict=True):
+        width = max(1, BLOCK_ELEMENTS // len(members))
+        for start in range(0, rows.shape[-1], width):
+            some = rows[:, start : start + width].index_select(0, members)
+            torch.mean(some, dim=0, out=mean[start : start + width])
 
 
 @registry.register("bucketing")

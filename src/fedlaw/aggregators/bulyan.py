@@ -6,7 +6,9 @@ import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedlaw._checks import check_integer
@@ -35,18 +37,30 @@ def repeated_krum(squared: Tensor, selected: int, neighbors: int | None, f: int)
     r - f - 2 neighbours, one at least. Indices are those of the full set, in order of picking.
     """
     n = squared.shape[-1]
-    others = squared.clone()
-    others.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
-    gone = torch.zeros(squared.shape[:-1], dtype=torch.bool, device=squared.device)
-    picks = []
-    for left in range(n, n - selected, -1):
+    matrices = squared.reshape(-1, n, n).cpu().numpy()
+    picks = torch.from_numpy(np.stack([_picks(each, selected, neighbors, f) for each in matrices]))
+    return picks.reshape(*squared.shape[:-2], selected).to(squared.device)
+
+
+def _picks(squared: NDArray[np.float64], selected: int, neighbors: int | None, f: int) -> NDArray[np.int64]:
+    """The picks of one (n, n). Neighbours are sorted once; who is picked is taken out of everybody's list."""
+    n = len(squared)
+    others = squared[~np.eye(n, dtype=bool)].reshape(n, n - 1)
+    names = np.arange(n)
+    who = np.broadcast_to(names, (n, n))[~np.eye(n, dtype=bool)].reshape(n, n - 1)
+    order = others.argsort(axis=-1, kind="stable")
+    others, who = np.take_along_axis(others, order, -1), np.take_along_axis(who, order, -1)
+    picks = np.empty(selected, dtype=np.int64)
+    for i, left in enumerate(range(n, n - selected, -1)):
         count = min(max(1, left - f - 2) if neighbors is None else neighbors, left - 1)
-        scores = others.sort(dim=-1).values[..., :count].sum(-1)
-        pick = scores.masked_fill(gone, torch.inf).argmin(dim=-1, keepdim=True)
-        picks.append(pick)
-        gone = gone.scatter(-1, pick, True)
-        others.masked_fill_(gone.unsqueeze(-2), torch.inf)  # nobody counts it as a neighbour any more
-    return torch.cat(picks, dim=-1)
+        pick = int(others[:, :count].sum(-1).argmin())
+        picks[i] = names[pick]
+        names = np.delete(names, pick)
+        stay = who != picks[i]
+        stay[pick] = False
+        others = others[stay].reshape(left - 1, max(0, left - 2))
+        who = who[stay].reshape(left - 1, max(0, left - 2))
+    return picks
 
 
 @registry.register("bulyan")

@@ -98,10 +98,10 @@ class CAF(Rule):
         reference: Tensor | None = None,
     ) -> Aggregate:
         n = self._require(updates)
-        masses = torch.ones(updates.shape[:-1], dtype=torch.float64, device=updates.device)
+        masses = torch.ones(updates.shape[:-1], dtype=torch.float64)
         best = masses / n
         if self.f > 0:
-            gram = centered_gram(updates)
+            gram = centered_gram(updates).cpu()  # small: an accelerator takes longer over its eigenvectors
             least = torch.full_like(masses[..., 0], torch.inf)
             running = masses.sum(-1) > n - 2 * self.f
             while bool(running.any()):
@@ -114,5 +114,5 @@ class CAF(Rule):
                 running = running & (lighter != masses).any(-1) & (lighter.sum(-1) > 0)
                 masses = torch.where(running.unsqueeze(-1), lighter, masses)
                 running = running & (masses.sum(-1) > n - 2 * self.f)
-        weights = best.to(updates.dtype)
+        weights = best.to(device=updates.device, dtype=updates.dtype)
         return Aggregate(weighted_sum(weights, updates), weights)

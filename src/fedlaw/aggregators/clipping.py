@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlaw._checks import check_choice, check_integer, check_positive
-from fedlaw._linalg import clip_factors, distances_to, weighted_sum
+from fedlaw._linalg import clip_factors, distances_to, row_squares, weighted_sum
 from fedlaw.aggregators.base import (
     BOUNDED,
     PERMUTATION,
@@ -75,8 +75,15 @@ class CenteredClipping(Rule):
         elif self.start == "mean":
             weights = weights + 1.0 / n
             vector = weighted_sum(weights, updates)
-        for _ in range(self.iterations):
-            factors = clip_factors(distances_to(updates, vector), self.tau) / n
+        # At zero a distance is a length; lengths are worth having where distances are wanted more than once.
+        at_zero = self.start == "zero" or (self.start == "last" and state is None)
+        squares = row_squares(updates) if at_zero or self.iterations > 1 else None
+        for step in range(self.iterations):
+            if squares is not None and at_zero and step == 0:
+                distances = squares.sqrt()
+            else:
+                distances = distances_to(updates, vector, squares=squares)
+            factors = clip_factors(distances, self.tau) / n
             kept = 1 - factors.sum(-1, keepdim=True)
             weights = kept * weights + factors
             vector = kept.to(vector.dtype) * vector + weighted_sum(factors, updates)

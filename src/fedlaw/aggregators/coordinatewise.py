@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,15 +27,15 @@ from fedlaw.aggregators.base import (
 _ALL = frozenset({PERMUTATION, TRANSLATION, SCALE, IDENTICAL, BOUNDED, ROBUST})
 
 
-def middle(columns: Any) -> Any:
-    """Median (c,) of sorted columns (c, n), NumPy or torch; of an even number the mean of the middle two."""
+def middle(columns: Tensor) -> Tensor:
+    """Median (c,) of sorted columns (c, n); of an even number the mean of the middle two."""
     n = columns.shape[-1]
     # Halves before the sum: two values near the type's largest must not overflow.
     return columns[:, (n - 1) // 2] / 2 + columns[:, n // 2] / 2
 
 
-def mean_around_median(columns: Any, nearest: int) -> Any:
-    """Mean (c,) of the `nearest` values closest to the median, of sorted columns (c, n), NumPy or torch.
+def mean_around_median(columns: Tensor, nearest: int) -> Tensor:
+    """Mean (c,) of the `nearest` values closest to the median, of sorted columns (c, n).
 
     The values closest to a point are neighbours in sorted order, so it is enough to find where their window
     starts: it moves up while the value it would take in is closer than the one it would leave behind. Of two
@@ -44,11 +44,23 @@ def mean_around_median(columns: Any, nearest: int) -> Any:
     n = columns.shape[-1]
     if nearest == n:
         return columns.mean(-1)
-    center = middle(columns)[:, None]
-    start = ((center - columns[:, : n - nearest]) > (columns[:, nearest:] - center)).sum(-1)[:, None]
-    place: Any = np.arange(n) if isinstance(columns, np.ndarray) else torch.arange(n, device=columns.device)
-    inside = (place >= start) & (place < start + nearest)
-    return (columns * inside).sum(-1) / nearest
+    center = middle(columns).unsqueeze(-1)
+    start = ((center - columns[:, : n - nearest]) > (columns[:, nearest:] - center)).sum(-1, keepdim=True)
+    return _window_sums(columns, start, nearest) / nearest
+
+
+def _window_sums(columns: Tensor, start: Tensor, width: int) -> Tensor:
+    """Sums (c,) of `width` entries of each of the columns (c, n), from `start` (c, 1) on."""
+    c, n = columns.shape
+    if columns.device.type != "cpu" or not columns.is_contiguous():
+        place = torch.arange(n, device=columns.device)
+        return torch.where((place >= start) & (place < start + width), columns, 0.0).sum(-1)
+    # Every other interval between these places in the flat array is a window; the sums between are not used.
+    places = (torch.arange(0, c * n, n).unsqueeze(-1) + torch.cat([start, start + width], dim=-1)).flatten()
+    within = places[:-1] if int(places[-1]) == c * n else places
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = np.add.reduceat(columns.numpy().reshape(-1), within.numpy())
+    return torch.from_numpy(sums[::2])
 
 
 @registry.register("median")

@@ -76,15 +76,22 @@ class DnC(Rule):
         votes = torch.zeros(flat.shape[:-1], dtype=torch.int64, device=updates.device)
         for b in range(flat.shape[0]):
             # All coordinates every time is the same draw every time.
+            products = []
             for _ in range(self.iterations if self.subsample < d else 1):
                 part = flat[b]
                 if self.subsample < d:
                     source = require_generator(self, generator)
                     drawn = torch.randperm(d, generator=source, device=source.device)[: self.subsample]
-                    part = part[:, drawn.to(updates.device)]
-                # s_i = lambda u_i^2, u being the leading eigenvector of the n x n Gram matrix
-                leading = torch.linalg.eigh(gram(part, center=True)).eigenvectors[:, -1]
-                votes[b, leading.square().argsort(stable=True)[:kept]] += 1
+                    # In ascending order: memory is read forwards.
+                    part = part.index_select(-1, drawn.sort().values.to(updates.device))
+                products.append(gram(part, center=True))
+            # s_i = lambda u_i^2, u being the leading eigenvector of the n x n Gram matrix. Small matrices: an
+            # accelerator takes longer over them than a CPU does.
+            leading = torch.linalg.eigh(torch.stack(products).cpu()).eigenvectors[..., -1]
+            rest = leading.square().argsort(stable=True)[:, :kept].to(updates.device)
+            votes[b] = torch.zeros_like(votes[b]).scatter_add(
+                0, rest.flatten(), torch.ones_like(rest).flatten()
+            )
         chosen = (votes == votes.amax(-1, keepdim=True)).to(updates.dtype)
         weights = (chosen / chosen.sum(-1, keepdim=True)).reshape(updates.shape[:-1])
         return Aggregate(weighted_sum(weights, updates), weights)

@@ -25,22 +25,36 @@ from fedlaw.aggregators.base import (
     registry,
 )
 
-_CHUNK_ELEMENTS = 1 << 22
+_CHUNK = 1 << 18  # subsets looked at together
 
 
 def _tightest(squared: NDArray[np.float64], size: int) -> NDArray[np.intp]:
     """The subset of `size` indices with the least largest distance; of several the first in lexicographic order."""
     n = len(squared)
-    subsets = combinations(range(n), size)
-    best, best_diameter = np.arange(size), np.inf
-    per_chunk = max(1, _CHUNK_ELEMENTS // (size * size))
-    while chunk := list(islice(subsets, per_chunk)):
-        index = np.array(chunk, dtype=np.intp).reshape(len(chunk), size)
-        diameters = squared[index[:, :, None], index[:, None, :]].max(axis=(1, 2))
-        first = int(diameters.argmin())
-        if diameters[first] < best_diameter:
-            best, best_diameter = index[first], diameters[first]
-    return best
+    out = n - size
+    first, second = np.triu_indices(n, 1)
+    # Leaving out `out` rows breaks at most out * (n - 1) pairs: a subset's largest distance is among so many + 1.
+    far = np.argsort(-squared[first, second], kind="stable")[: out * (n - 1) + 1]
+    first, second = first[far], second[far]
+    # The first subset in lexicographic order is the one whose complement comes last.
+    removed = combinations(range(n), out)
+    best, best_distance = np.zeros(n, dtype=bool), np.inf
+    while chunk := list(islice(removed, _CHUNK)):
+        index = np.array(chunk, dtype=np.intp).reshape(len(chunk), out)
+        distances = np.zeros(len(chunk))
+        undecided = np.arange(len(chunk))
+        for i, j, distance in zip(first, second, squared[first, second], strict=True):
+            whole = ~((index[undecided] == i) | (index[undecided] == j)).any(-1)
+            distances[undecided[whole]] = distance
+            undecided = undecided[~whole]
+            if not len(undecided):
+                break
+        last = len(chunk) - 1 - int(distances[::-1].argmin())
+        if distances[last] <= best_distance:
+            best_distance = distances[last]
+            best = np.ones(n, dtype=bool)
+            best[index[last]] = False
+    return best.nonzero()[0]
 
 
 @registry.register("mda")

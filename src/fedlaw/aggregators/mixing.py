@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlaw._checks import check_integer
-from fedlaw._linalg import pairwise_sq_distances, scatter_weights
+from fedlaw._linalg import pairwise_sq_distances, scatter_weights, weighted_sums
 from fedlaw.aggregators.base import (
     IDENTICAL,
     PERMUTATION,
@@ -64,4 +64,4 @@ class NearestNeighborMixing(PreAggregator):
         squared.diagonal(dim1=-2, dim2=-1).fill_(-1.0)  # itself first, even among copies
         nearest = squared.argsort(dim=-1, stable=True)[..., : n - self.f]
         weights = scatter_weights(nearest, n, updates)
-        return Aggregate(weights @ updates, weights)
+        return Aggregate(weighted_sums(weights, updates), weights)

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from fedlaw._checks import check_number, check_positive
-from fedlaw._linalg import clip_factors, median, row_norms, weighted_sum
+from fedlaw._linalg import (
+    BLOCK_ELEMENTS,
+    DEVICE_ELEMENTS,
+    clip_factors,
+    median,
+    row_norms,
+    weighted_sum,
+)
 from fedlaw.aggregators.base import (
     BOUNDED,
     IDENTICAL,
@@ -122,11 +129,23 @@ class SignGuard(Rule):
     def _sign_shares(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
         """(n, 3) float64: shares of positive, zero and negative entries of each row (n, d)."""
         d = rows.shape[-1]
+        drawn = None
         if self.coordinates < 1:
             source = require_generator(self, generator)
-            drawn = torch.randperm(d, generator=source, device=source.device)
-            rows = rows[:, drawn[: math.ceil(self.coordinates * d)].to(rows.device)]
-        positive = (rows > 0).sum(-1)
-        negative = (rows < 0).sum(-1)
-        counted = torch.stack([positive, rows.shape[-1] - positive - negative, negative], dim=-1)
-        return counted.to(torch.float64) / rows.shape[-1]
+            drawn = torch.randperm(d, generator=source, device=source.device)[
+                : math.ceil(self.coordinates * d)
+            ]
+            drawn = drawn.sort().values.to(rows.device)  # in ascending order: memory is read forwards
+        counted = d if drawn is None else len(drawn)
+        balance = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)  # positive less negative
+        filled = torch.zeros_like(balance)
+        width = max(1, (BLOCK_ELEMENTS // 4 if rows.device.type == "cpu" else DEVICE_ELEMENTS) // len(rows))
+        for start in range(0, counted, width):
+            if drawn is None:
+                signs = rows[:, start : start + width].sign()
+            else:
+                signs = rows.index_select(-1, drawn[start : start + width]).sign_()
+            balance += signs.sum(-1)
+            filled += signs.abs_().sum(-1)
+        positive, negative = (filled + balance) / 2, (filled - balance) / 2
+        return torch.stack([positive, counted - filled, negative], dim=-1) / counted

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlaw._checks import check_choice, check_integer, check_number, check_positive
-from fedlaw._linalg import distances_to, reduce_sorted_columns, weighted_sum
+from fedlaw._linalg import distances_to, reduce_sorted_columns, row_squares, weighted_sum
 from fedlaw.aggregators.base import (
     BOUNDED,
     IDENTICAL,
@@ -93,9 +93,9 @@ class GeometricMedian(Rule):
         self._require(updates)
         shares = client_shares(updates, counts if self.weighted else None)
         vector = _starting_point(updates, shares, self.start)
-        weights = shares
+        weights, squares = shares, row_squares(updates)
         for _ in range(self.iterations):
-            pull = shares / distances_to(updates, vector).clamp(min=self.nu)
+            pull = shares / distances_to(updates, vector, squares=squares).clamp(min=self.nu)
             weights = pull / pull.sum(-1, keepdim=True)
             vector = weighted_sum(weights, updates)
         return Aggregate(vector, weights.to(updates.dtype))
@@ -153,11 +153,11 @@ class Huber(Rule):
         self._require(updates)
         shares = client_shares(updates, counts if self.weighted else None)
         vector = _starting_point(updates, shares, self.start)
-        weights = shares
+        weights, squares = shares, row_squares(updates)
         running = torch.ones(updates.shape[:-2], dtype=torch.bool, device=updates.device)
         for _ in range(self.iterations):
             # Written as 1 / max(1, distance / tau): a row at the centre divides nothing by zero.
-            pull = shares / (distances_to(updates, vector) / self.tau).clamp(min=1.0)
+            pull = shares / (distances_to(updates, vector, squares=squares) / self.tau).clamp(min=1.0)
             moved_weights = pull / pull.sum(-1, keepdim=True)
             moved = weighted_sum(moved_weights, updates)
             step = torch.linalg.vector_norm(moved - vector, dim=-1)
