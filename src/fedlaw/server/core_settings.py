@@ -32,8 +32,8 @@ class CoreSettings:
         too_good_gap: width of the gap above which a group is too good to be true.
         too_good_share, too_good_least, too_good_most: size of such a group: max(too_good_least,
             ceil(too_good_share * n)) to floor(too_good_most * n).
-        minority_gap: a core that has not half of the clients behind it loses its seats if the median cosines of
-            those behind it and of the others are farther apart than this; 0: it never does.
+        minority_gap: a core that has not half of the clients behind it loses its seats if its own median cosine
+            exceeds that of the others by more than this; 0: it never does.
         minority_window: own answered rounds whose mean cosine that takes, and rounds who lost a seat stays out.
         verdict_rounds: rounds in a row the same verdict must stand for the freeze to come early; 0: it never does.
             A verdict is there when nobody stands between those behind the core and those against it, and those

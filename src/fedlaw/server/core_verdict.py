@@ -16,7 +16,7 @@ from fedlaw.server.core_settings import CoreSettings
 
 
 def unseat_minority(judge: CoreSettings, state: CoreState) -> CoreState:
-    """Where the core has not half of the clients behind it, those in it and behind it leave it, their score void.
+    """A core that is behind itself and has not half of the clients behind it loses its seats, its score void.
 
     A client's own share is left out of its cosine, that of its friends is not: a clique that took the core votes
     for itself. But most clients are honest, so an honest core has most clients behind it. Out of the core the
@@ -29,11 +29,13 @@ def unseat_minority(judge: CoreSettings, state: CoreState) -> CoreState:
     heard = (state.excluded == 0) & (state.scored >= first)
     recent = windowed_mean(state.cosines, judge.minority_window)
     behind = heard & (recent > judge.verdict_above)
-    others = heard & ~behind
-    apart = masked_median(recent, behind) - masked_median(recent, others) > judge.minority_gap
-    captured = apart & (2 * behind.sum(-1) <= heard.sum(-1))
     # Whoever is behind the core from outside it has no friends in it to thank for that.
-    caught = behind & captured.unsqueeze(-1) & (state.seated >= judge.minority_window)
+    seated = heard & (state.seated >= judge.minority_window)
+    apart = masked_median(recent, seated) - masked_median(recent, heard & ~seated) > judge.minority_gap
+    minority = 2 * behind.sum(-1) <= heard.sum(-1)
+    # Not where there is a verdict, nor when no time is left for another core: late in training all cosines fade.
+    free = (state.standing == 0) & (4 * state.judged <= 3 * (judge.judged_rounds or 0))
+    caught = behind & seated & (apart & minority & free).unsqueeze(-1)
     until = (state.judged + judge.minority_window).unsqueeze(-1)
     return replace(
         state,
