@@ -178,26 +178,23 @@ def _resident(name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
-def byzfl(n: int, f: int, d: int, threads: int, repeats: int, names: list[str]) -> dict[str, float]:
-    """Milliseconds of ByzFL's rules by name; empty, with a word why, where it cannot be had."""
+def byzfl(n: int, f: int, d: int, threads: int, repeats: int, name: str) -> float | str:
+    """Milliseconds of ByzFL's rule `name`, in a process of its own; or why there are none."""
     try:
         interpreter = environment.python("byzfl")
     except environment.NotInstalled as error:
-        print(f"ByzFL: not measured: {error}")
-        return {}
+        return f"cannot be installed: {error}"
     script = Path(__file__).parent / "peers" / "byzfl_aggregators.py"
-    found: dict[str, float] = {}
-    for name in names:  # one process each: what one leaves behind, or dies of, is nothing to the next
-        settings = [str(value) for value in (n, f, d, threads, repeats)]
-        command = [str(interpreter), str(script), *settings, name]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=120, preexec_fn=partial(_at_most, 16)
-            )
-        except subprocess.TimeoutExpired:
-            continue
-        found |= {answer["rule"]: answer["ms"] for answer in map(json.loads, done.stdout.splitlines())}
-    return found
+    command = [str(interpreter), str(script), *(str(value) for value in (n, f, d, threads, repeats)), name]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, preexec_fn=partial(_at_most, 16)
+        )
+    except subprocess.TimeoutExpired:
+        return "over a minute"
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or ["it ended without a word"])[-1][:60]
+    return float(json.loads(done.stdout)["ms"])
 
 
 def _at_most(gigabytes: int) -> None:
@@ -263,10 +260,6 @@ def table(args: argparse.Namespace, d: int, threads: int) -> dict[str, Any]:
     if "caf" in chosen:
         steps = _eigendecompositions(partial(_call, chosen["caf"].rule, x, reference))
         chosen["caf"] = replace(chosen["caf"], floor=chosen["caf"].floor | {"eig": steps})
-    peers = {}
-    if args.device == "cpu" and not args.no_peer:
-        names = [case.peer for case in chosen.values() if case.peer]
-        peers = byzfl(n, f, d, threads, args.repeats, names)
     print(
         f"\nn={n}, f={f}, d={d:,}, {args.device}, {threads} threads; P = {floor['P']:.2f} ms "
         f"({floor['GB/s']:.0f} GB/s), float32 products {floor['GFLOP/s']:.0f} GFLOP/s; best of {args.repeats}"
@@ -278,8 +271,10 @@ def table(args: argparse.Namespace, d: int, threads: int) -> dict[str, Any]:
         least = sum(count * floor[unit] for unit, count in case.floor.items())
         rows.append(
             {"name": name, "ms": best_of(run, args.repeats), "floor": least, "formula": case.formula,
-             "memory": extra_memory(run, x), "byzfl": peers.get(case.peer or "")}
+             "memory": extra_memory(run, x)}
         )  # fmt: skip
+        if case.peer and args.device == "cpu" and not args.no_peer:
+            rows[-1]["byzfl"] = byzfl(n, f, d, threads, args.repeats, case.peer)
         _print(rows[-1])
     if not args.rules:
         for row in own_rows(x, floor, args.repeats):
@@ -304,10 +299,10 @@ def _call(rule: agg.Rule, x: Tensor, reference: Tensor) -> None:
 def _print(row: dict[str, Any]) -> None:
     memory, peer = row.get("memory"), row.get("byzfl")
     shown = "" if memory is None else f"{memory:.2f}"
-    beside = f"{peer:10.1f}{peer / row['ms']:7.1f}" if peer else f"{'-':>10}{'-':>7}"
+    beside = f"{peer:10.1f}{peer / row['ms']:7.1f}" if isinstance(peer, float) else f"{'-':>10}{'-':>7}"
     print(
         f"{row['name']:20}{row['ms']:9.2f}{row['floor']:9.2f}{row['ms'] / row['floor']:7.2f}{shown:>8}{beside}  "
-        f"{row['formula']}",
+        f"{row['formula']}{f'; ByzFL not measured: {peer}' if isinstance(peer, str) else ''}",
         flush=True,
     )
 

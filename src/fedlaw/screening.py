@@ -245,13 +245,13 @@ def copy_clusters(updates: Tensor, factors: Tensor, radius: Tensor, mask: Tensor
     what it leaves open is looked at in full.
 
     Args:
-        updates: (..., n, d).
+        updates: (..., n, d), on any device; the others, and what is returned, are on one of their own.
         factors: (..., n) what clipping multiplies each row by.
         radius: (...) distance under which two updates are near-identical.
         mask: (..., n) who is compared at all.
     """
     n = updates.shape[-2]
-    scaled = factors.to(updates.dtype)
+    scaled = factors.to(updates)
     if updates.device.type == "cpu" and updates[..., 0, :].shape[-1] > _POOL * n:
         flat = zip(
             updates.reshape(-1, *updates.shape[-2:]), scaled.reshape(-1, n), radius.reshape(-1),
@@ -272,6 +272,7 @@ def _near(updates: Tensor, factors: Tensor, radius: Tensor) -> Tensor:
     for block in column_blocks(updates, BLOCK_ELEMENTS if updates.device.type == "cpu" else DEVICE_ELEMENTS):
         clipped = block * factors.unsqueeze(-1)
         products += clipped @ clipped.mT
+    products = products.to(radius.device)
     squared = products.diagonal(dim1=-2, dim2=-1)
     distances = squared.unsqueeze(-1) + squared.unsqueeze(-2) - 2 * products
     return distances < (radius.to(updates.dtype) ** 2)[..., None, None]

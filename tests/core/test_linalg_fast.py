@@ -11,6 +11,7 @@ from fedlaw import screening
 from fedlaw._gram import gram
 from fedlaw._linalg import (
     distances_to,
+    paired_products,
     pairwise_sq_distances,
     reduce_sorted_columns,
     row_products,
@@ -213,3 +214,12 @@ def test_the_check_for_copies_finds_what_all_pairs_show(make: Callable[[], Tenso
         mask.expand(2, N),
     )
     assert torch.equal(both[0][0], screening.copy_clusters(x, factors, 0.05 * radius, mask)[0])
+
+
+@pytest.mark.parametrize("kind", HARD)
+def test_products_row_by_row(kind: str) -> None:
+    x, y = HARD[kind](), normal(8)
+    exact = (x.double() * y.double()).sum(-1)
+    reach = x.double().norm(dim=-1) * y.double().norm(dim=-1)
+    for left, right in ((x, y), (x.mT.contiguous().mT, y)):
+        assert bool(((paired_products(left, right) - exact).abs() <= 1e-6 * reach).all())

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlaw._linalg import clip_factors, weighted_sum
+from fedlaw._linalg import clip_factors, paired_products, weighted_sum
 from fedlaw.server import state as checkpoint
 from fedlaw.server.base import ROWS_AT_ONCE, Server
 from fedlaw.server.core import Core
@@ -88,7 +88,8 @@ class FedLAW(Server):
         factors = clip_factors(norms, examined.radius)
         self._second_factors[rows] = factors
         self._z += weighted_sum((examined.weights[rows] * factors).to(device), updates)
-        self._products[rows.to(device)] = _row_products(self._gathered, rows, updates)
+        if not isinstance(self.judge, Published | LinearProgram):  # they do not look at a client's own share
+            self._products[rows.to(device)] = _row_products(self._gathered, rows, updates)
 
     def _close(self) -> RoundReport | None:
         return self._close_first() if self.phase == 1 else self._close_second()
@@ -122,7 +123,9 @@ class FedLAW(Server):
     def _close_second(self) -> RoundReport:
         examined = self._examined
         along, length = torch.mv(self._gathered, self._z), torch.linalg.vector_norm(self._z)
-        found = torch.cat([along.double(), self._products, length.double().view(1)]).cpu()  # one way home for all
+        found = torch.cat(
+            [along.double(), self._products, length.double().view(1)]
+        ).cpu()  # one way home for all
         evidence = Evidence(
             along=found[: self.n] * examined.factors,
             own=found[self.n : -1] * examined.factors * self._second_factors,
@@ -256,8 +259,8 @@ def _row_products(matrix: Tensor, rows: Tensor, updates: Tensor) -> Tensor:
     products = []
     for at in range(0, m, step):
         own = matrix[first : first + m] if together else matrix[rows[at : at + step]]
-        products.append(torch.bmm(own.unsqueeze(-2), updates[at : at + step].unsqueeze(-1)).flatten())
-    return torch.cat(products).to(torch.float64)
+        products.append(paired_products(own, updates[at : at + step]))
+    return torch.cat(products)
 
 
 PRESETS: dict[str, Published | Core] = {
