@@ -69,7 +69,7 @@ def cases(n: int, f: int) -> dict[str, Case]:
         "multi_krum": Case(agg.MultiKrum(f), {"Gram": 1, "P": 1}, "multi_krum"),
         f"bulyan, f={bulyan}": Case(agg.Bulyan(bulyan), {"Gram": 1, f"sort({n - 2 * bulyan})": 1}),
         "geometric_median": Case(agg.GeometricMedian(), {"P": 7}, "geometric_median"),
-        "huber, 10 steps": Case(agg.Huber(tolerance=0, iterations=10), {f"sort({n})": 1, "P": 20}),
+        "huber, 3 steps": Case(agg.Huber(tolerance=0, iterations=3), {f"sort({n})": 1, "P": 6}),
         "centered_clipping": Case(agg.CenteredClipping(), {"P": 2}, "centered_clipping"),
         "monna": Case(agg.MoNNA(f), {"P": 2}, "monna"),
         "caf": Case(agg.CAF(f), {"Gram": 1, "P": 1, "eig": 0}, "caf"),
