@@ -9,7 +9,8 @@ A rule's floor is made of what was measured in the same run: P, one pass of read
 into fresh memory; Gram, n (n + 1) d operations at the rate of float32 matrix products; Mix, 2 n^2 d; sort(m),
 columns of m values transposed into cache-sized blocks and sorted by NumPy (CUDA: torch's sort); eig, an
 eigendecomposition of n x n. `memory` is the peak beyond the input, in units of the input. Rows are standard normal.
-ByzFL is installed into an environment of its own on first use (`--no-peer`: not at all).
+ByzFL is installed into an environment of its own on first use (`--no-peer`: not at all); clip and arc write into
+their input, so they are given a copy, as ours make one.
 """
 
 from __future__ import annotations
