@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedlaw._checks import check_integer
 from fedlaw._linalg import BLOCK_ELEMENTS
+from fedlaw._threads import each
 from fedlaw.aggregators.base import (
     IDENTICAL,
     SCALE,
@@ -24,12 +25,22 @@ from fedlaw.aggregators.base import (
 
 def _bucket_means(rows: Tensor, order: Tensor, size: int, out: Tensor) -> None:
     """Write the means of rows[order], `size` at a time, into out (m, d)."""
-    # A bucket and a stretch of columns at a time: a permuted copy of all rows would double the memory.
-    for members, mean in zip(torch.split(order, size), out, strict=True):
+
+    def write(bucket: tuple[Tensor, Tensor]) -> None:
+        # A bucket and a stretch of columns at a time: a permuted copy of all rows would double the memory.
+        members, mean = bucket
         width = max(1, BLOCK_ELEMENTS // len(members))
         for start in range(0, rows.shape[-1], width):
             some = rows[:, start : start + width].index_select(0, members)
             torch.mean(some, dim=0, out=mean[start : start + width])
+
+    buckets = list(zip(torch.split(order, size), out, strict=True))
+    if rows.device.type == "cpu":
+        for _ in each(buckets, lambda: write):
+            pass
+    else:
+        for bucket in buckets:
+            write(bucket)
 
 
 @registry.register("bucketing")
