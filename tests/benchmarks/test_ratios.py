@@ -98,15 +98,15 @@ def test_training_of_a_cnn_is_not_slower_than_a_plain_loop(tmp_path: Path) -> No
     assert ratio >= (1.2 if torch.get_num_threads() > 1 else 0.9)
 
 
-# Passes over the input that a rule may cost. Normally: see benchmarks/README.md; a copy of the input or a float64
-# temporary of its size costs several passes, differences (n, n, d) or a sort along the strided axis hundreds.
+# Passes over the input that a rule may cost; normally 1.5, 3, 17 and 15 to 27. Float64 temporaries of the input's
+# size cost several passes each, a Gram product in float64 70, differences (n, n, d) or client by client hundreds.
 @pytest.mark.parametrize(
     ("name", "settings", "passes"),
     [
-        ("mean", {}, 5),
-        ("centered_clipping", {"iterations": 1}, 25),
-        ("geometric_median", {"iterations": 3}, 60),
-        ("krum", {"f": 80}, 150),
+        ("mean", {}, 6),
+        ("centered_clipping", {"iterations": 1}, 12),
+        ("geometric_median", {"iterations": 3}, 45),
+        ("krum", {"f": 80}, 60),
     ],
 )
 def test_a_rule_costs_few_passes_over_its_input(
@@ -121,8 +121,8 @@ def test_a_rule_costs_few_passes_over_its_input(
 def test_sorting_rules_cost_about_a_sort_in_cache(
     updates: Tensor, name: str, settings: dict[str, int]
 ) -> None:
-    # Normally 0.6 to 1.2 of one thread sorting blocks of columns that fit its cache (they use all cores); sorting
-    # the matrix along its strided axis, as torch.sort and torch.median do, takes 8 or more.
+    # Normally 0.7 to 0.9 (on one core 1.5) of one thread sorting blocks of columns that fit its cache: they use
+    # all cores. Sorting the matrix along its strided axis, as torch.sort and torch.median do, takes 8 or more.
     some = updates[:, : D // 4]
     rule = create(name, **settings)
 
@@ -134,10 +134,11 @@ def test_sorting_rules_cost_about_a_sort_in_cache(
     assert found["rule"] / found["floor"] < 2.5
 
 
-@pytest.mark.parametrize(("name", "passes"), [("paper", 40), ("hardened", 120)])
+@pytest.mark.parametrize(("name", "passes"), [("paper", 35), ("hardened", 50)])
 def test_a_judged_round_costs_few_passes_over_the_updates(updates: Tensor, name: str, passes: float) -> None:
-    # Told in two blocks, judged, the model moved. Three passes and five are what the arithmetic needs; storing
-    # the updates and screening both phases come on top, and for `hardened` the check for copies.
+    # Told in two blocks, judged, the model moved. Three passes and five are what the arithmetic needs; screening
+    # and storing two blocks come on top: normally 10 to 15, and 15 to 22 with the check for copies of `hardened`,
+    # which would take 25 more by the product of all pairs.
     turns = 4
     judge = preset("paper") if name == "paper" else Core(judged_rounds=turns + 1)
     server = FedLAW(torch.zeros(D), range(N), judge, Settings(rounds=turns + 1))
