@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from fedlaw.models import cnn
 from fedlaw.models.vector import flatten
-from fedlaw.simulation.conv_gpu import ConvKernel, supports
-from fedlaw.simulation.conv_plan import plan, tiles
+from fedlaw.simulation.conv_gpu import ConvKernel
+from fedlaw.simulation.conv_plan import plan, supports, tiles
 from fedlaw.simulation.reading import UnknownLayer
 
 pytest.importorskip("triton", reason="Triton is for Linux on x86-64")

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlaw.simulation.conv_plan import Block, plan, supports, tiles
+from fedlaw.simulation.conv_plan import Block, plan, tiles
 from fedlaw.simulation.reading import pair
-
-__all__ = ["ConvKernel", "supports"]
 
 
 class ConvKernel:

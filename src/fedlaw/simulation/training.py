@@ -12,7 +12,8 @@ from fedlaw.models.vector import count_parameters
 from fedlaw.simulation import fused
 from fedlaw.simulation.batched import BatchedKernel
 from fedlaw.simulation.chunks import Worker
-from fedlaw.simulation.conv_gpu import ConvKernel, supports
+from fedlaw.simulation.conv_gpu import ConvKernel
+from fedlaw.simulation.conv_plan import supports
 from fedlaw.simulation.functional import VmapKernel, train_sequential
 from fedlaw.simulation.gram import GramKernel, gram_rows
 from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, visited
