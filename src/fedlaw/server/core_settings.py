@@ -11,7 +11,7 @@ from fedlaw.server.judge import share
 
 @dataclass(frozen=True)
 class CoreSettings:
-    """Settings of core judging. The defaults are the plain recipe; preset `hardened` adds verdicts and majorities.
+    """Settings of core judging. The defaults are the plain recipe: `verdict_rounds` and `minority_gap` are off.
 
     Attributes:
         attackers_below: the share of clients that may be malicious, all that has to be known: the core has
