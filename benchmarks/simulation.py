@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import signal
 import sys
 import tempfile
@@ -104,7 +105,8 @@ def measure(
                 row["difference"] = difference(started, reference) if contestant.comparable else None
             for turn in range(repeats):
                 print(f"  repeat {turn + 1} of {repeats}", file=sys.stderr, flush=True)
-                for each in list(running):
+                # In another order each time: nobody always comes after the one that leaves the machine warm.
+                for each in random.Random(turn).sample(running, len(running)):
                     time.sleep(_PAUSE)
                     try:
                         out[each.contestant.key]["seconds"].append(each.round())
