@@ -21,6 +21,7 @@ MAX_COUNT = 1e9  # example counts above this are absurd for any client
 _MAD_TO_SIGMA = 1.48  # 1 / Phi^-1(3/4): the MAD of a normal variable times this is its standard deviation
 _MAD_FLOOR = 1e-6
 _POOL = 32  # entries summed for a bound on distances: the product of such sums costs 1/32 of that of the rows
+_FEW = 2048  # entries of an update up to which all products cost less than looking at sums first
 _ROUNDING = 1e-4  # of squared lengths: more than float32 can be off in them
 
 
@@ -252,7 +253,7 @@ def copy_clusters(updates: Tensor, factors: Tensor, radius: Tensor, mask: Tensor
     """
     n = updates.shape[-2]
     scaled = factors.to(updates)
-    if updates.device.type == "cpu" and updates[..., 0, :].shape[-1] > _POOL * n:
+    if updates.device.type == "cpu" and updates.shape[-1] > _FEW:
         flat = zip(
             updates.reshape(-1, *updates.shape[-2:]), scaled.reshape(-1, n), radius.reshape(-1),
             mask.reshape(-1, n), strict=True,
