@@ -8,6 +8,7 @@
 Everybody starts from the same model and trains every client for all epochs on the same batches in the same order
 (one order for all epochs, so that those who do not shuffle do the same arithmetic), then takes the mean loss of the
 trained model over all of the client's examples, by one forward pass without gradients. Data are random numbers.
+*Later rounds* is every round of an experiment but its first: the Gram matrices of the clients' inputs are there.
 Each contestant is a process of its own, warmed up; they take turns, and the best repeat of each counts. Peers live
 in environments of their own under .local/peers, made on first use; they take part on a CPU with the MLP.
 """
@@ -37,6 +38,7 @@ FLOOR = Contestant("gemm", "products alone", "gemm.py")
 OURS = [
     Contestant("batched", "fedlaw batched", "ours.py", variant="batched"),
     Contestant("reshuffled", "fedlaw, anew each epoch", "ours.py", variant="reshuffled", comparable=False),
+    Contestant("later", "fedlaw, later rounds", "ours.py", variant="later"),
     Contestant("vmap", "fedlaw vmap", "ours.py", variant="vmap"),
     Contestant("sequential", "fedlaw sequential", "ours.py", variant="sequential"),
     Contestant("plain", "plain PyTorch loop", "ours.py", variant="plain"),
@@ -145,8 +147,9 @@ def show(title: str, rows: dict[str, dict[str, Any]], examples: int) -> None:
         print("nothing could be measured")
         return
     ours = min(rows[first]["seconds"])
-    head = f"{'best s':>9}{'median':>9}{'us/example':>12}{'times ' + names[first]:>22}{'difference':>12}"
-    print(f"{'':24}{head}  versions")
+    later = min(rows.get("later", {}).get("seconds") or rows[first]["seconds"])
+    head = f"{'best s':>9}{'median':>9}{'us/example':>12}{'times ' + names[first]:>22}{'times later':>13}"
+    print(f"{'':24}{head}{'difference':>12}  versions")
     for key, row in rows.items():
         if key == FLOOR.key:
             continue
@@ -155,7 +158,9 @@ def show(title: str, rows: dict[str, dict[str, Any]], examples: int) -> None:
             continue
         best, median = min(row["seconds"]), float(np.median(row["seconds"]))
         about = ", ".join(f"{name} {number}" for name, number in row["versions"].items())
-        figures = f"{best:9.3f}{median:9.3f}{1e6 * best / examples:12.2f}{best / ours:22.2f}"
+        figures = (
+            f"{best:9.3f}{median:9.3f}{1e6 * best / examples:12.2f}{best / ours:22.2f}{best / later:13.2f}"
+        )
         off = "other order" if row["difference"] is None else f"{row['difference']:.1e}"
         print(f"{names[key]:24}{figures}{off:>12}  {about}")
     floor = rows.get(FLOOR.key, {})

@@ -13,6 +13,7 @@ from worker import Array, Work, serve
 
 from fedlaw.models import assign, cnn, mlp
 from fedlaw.simulation import Jobs, LocalWork, Trained, train
+from fedlaw.simulation.gram import GramMemory
 
 
 def plain_loop(
@@ -59,12 +60,14 @@ def make(work: Work) -> tuple[Callable[[], Trained], Callable[[Trained], tuple[A
     local = LocalWork(epochs=work.epochs, batch_size=work.batch, lr=work.lr)
     pool, classes = pool.to(work.device), classes.to(work.device)
 
+    memory = GramMemory() if work.variant == "later" else None
+
     def run() -> Trained:
         if work.variant == "plain":
             made = plain_loop(model, params, pool, classes, jobs, local)
         else:
-            backend: Any = "batched" if work.variant == "reshuffled" else work.variant
-            made = train(model, params, pool, classes, jobs, local, backend=backend)
+            backend: Any = "batched" if work.variant in ("reshuffled", "later") else work.variant
+            made = train(model, params, pool, classes, jobs, local, backend=backend, memory=memory)
         if params.is_cuda:
             torch.cuda.synchronize()
         return made

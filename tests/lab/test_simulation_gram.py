@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedlaw._random import client_keys
 from fedlaw.models import flatten, mlp
 from fedlaw.simulation import Jobs, LocalWork, Trained, gram, pages, shuffled, train, training
-from fedlaw.simulation.gram import GramKernel, gram_rows, places
+from fedlaw.simulation.gram import GramKernel, GramMemory, gram_rows, places
 
 SIZES = [37, 5, 61, 37, 20, 64, 1, 90, 33, 12, 37, 48]
 
@@ -213,3 +213,58 @@ def test_room_on_huge_pages(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype)
     del room
     assert torch.equal(view.clone() + 1, torch.full((2, 695), 3.0, dtype=dtype))
     assert pages.large_empty((0, 5), torch.zeros(1)).shape == (0, 5)
+
+
+@pytest.mark.parametrize("name", [*MODELS])
+def test_what_is_remembered_changes_no_bit(
+    name: str, always: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round after round, in other orders, with other models, on more threads, beside other jobs."""
+    formed: list[int] = []
+    kept = GramKernel._form_gram
+
+    def counted(self: GramKernel, bias: float) -> None:
+        formed.append(len(self._x))
+        kept(self, bias)
+
+    monkeypatch.setattr(GramKernel, "_form_gram", counted)
+    model, params, inputs, labels, jobs = setting(name, dtype=torch.float32)
+    memory, work = GramMemory(), LocalWork(epochs=2, batch_size=16, lr=0.1)
+    index = jobs.order[:, 0].clone()
+    for turn in range(3):
+        order = shuffled(index, jobs.sizes, 2, client_keys(len(jobs), turn))
+        now = Jobs(jobs.start, order, jobs.sizes)
+        fresh = train(model, params + turn, inputs, labels, now, work, backend="batched")
+        formed.clear()
+        again = train(
+            model,
+            params + turn,
+            inputs,
+            labels,
+            now,
+            work,
+            backend="batched",
+            threads=1 + turn,
+            memory=memory,
+        )
+        assert sum(formed) == (len(jobs) if turn == 0 else 0)
+        assert torch.equal(again.updates, fresh.updates)
+        assert torch.equal(again.losses, fresh.losses)
+    few = Jobs(jobs.start[2:7], jobs.order[2:7], jobs.sizes[2:7])
+    formed.clear()
+    some = train(model, params, inputs, labels, few, work, backend="batched", memory=memory)
+    assert not formed
+    assert torch.equal(
+        some.updates, train(model, params, inputs, labels, few, work, backend="batched").updates
+    )
+
+
+def test_memory_has_a_limit(always: list[int]) -> None:
+    model, params, inputs, labels, jobs = setting("plain", dtype=torch.float32)
+    work = LocalWork(epochs=2, batch_size=16, lr=0.1)
+    small = GramMemory(limit=40_000)
+    fresh = train(model, params, inputs, labels, jobs, work, backend="batched")
+    for _ in range(2):
+        found = train(model, params, inputs, labels, jobs, work, backend="batched", memory=small)
+        assert torch.equal(found.updates, fresh.updates)
+    assert 0 < sum(each.nbytes for each in small._kept.values()) <= 40_000

@@ -68,9 +68,8 @@ class Worker:
         if len(rows):
             theta = self._start(rows)
             self._gram.load(theta)
-            plan.losses[rows] = self._gram.train(
-                plan.inputs, plan.labels, index[same], place[same], sizes[same], plan.work, plan.multiple
-            )
+            examples = (plan.inputs, plan.labels, index[same], place[same], sizes[same])
+            plan.losses[rows] = self._gram.train(*examples, plan.work, plan.multiple, plan.memory)
             self._write(rows, theta, self._gram)
         return left
 

@@ -17,6 +17,7 @@ from fedlaw.attacks import Attack, View
 from fedlaw.data import Examples, Partition
 from fedlaw.models import layout
 from fedlaw.server import FedLAW, OnePhase, Oracle, Replies, Request, RoundReport, Server
+from fedlaw.simulation.gram import GramMemory
 from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, shuffled
 from fedlaw.simulation.training import Backend, train
 
@@ -260,6 +261,7 @@ class Stack:
             raise ValueError("experiments that are stacked must have the same model and local training")
         self.federations = list(federations)
         self.backend, self.threads = backend, threads
+        self._memory = GramMemory()
         people, device = [f.population for f in federations], first.server.params.device
         self._rows = np.cumsum([0, *(p.n for p in people)])[:-1].tolist()  # of each experiment's first client
         parts, begins = _pooled(people)
@@ -312,6 +314,7 @@ class Stack:
             first.work,
             backend=self.backend,
             threads=self.threads,
+            memory=self._memory,
         )
 
 

@@ -17,6 +17,39 @@ _BLOCK = 64  # rows of the Gram matrix that are formed together, from the diagon
 _WORTH = 0.85  # of the direct form's arithmetic: what the Gram form must stay under to be chosen
 
 
+class GramMemory:
+    """Gram matrices of clients that train round after round, for one model and one pool of examples.
+
+    Args:
+        limit: bytes that are kept; beyond that matrices are formed anew each time.
+    """
+
+    def __init__(self, limit: int = 1 << 30) -> None:
+        self._left = limit
+        self._kept: dict[bytes, Tensor] = {}
+
+    def recall(self, index: Tensor, out: Tensor) -> bool:
+        """Fill `out` (k, n, n) with the matrices of the examples `index` (k, n), if all of them are known."""
+        known = [self._kept.get(_name(row)) for row in index]
+        if any(each is None for each in known):
+            return False
+        for place, each in zip(out, known, strict=True):
+            place.copy_(each)
+        return True
+
+    def keep(self, index: Tensor, gram: Tensor) -> None:
+        """Remember what `recall` did not know."""
+        for row, each in zip(index, gram, strict=True):
+            if self._left >= each.nbytes and (name := _name(row)) not in self._kept:
+                self._left -= each.nbytes
+                self._kept[name] = each.clone(memory_format=torch.contiguous_format)
+
+
+def _name(row: Tensor) -> bytes:
+    name: bytes = row.numpy().tobytes()
+    return name
+
+
 class GramKernel(BatchedKernel):
     """BatchedKernel for jobs with one schedule, that follows the first layer by its outputs, not by its weights.
 
@@ -68,6 +101,7 @@ class GramKernel(BatchedKernel):
         sizes: Tensor,
         work: LocalWork,
         multiple: int,
+        memory: GramMemory | None = None,
     ) -> Tensor:
         """Train the jobs that were loaded; return their losses (k,).
 
@@ -77,6 +111,7 @@ class GramKernel(BatchedKernel):
             sizes: (k,) how many of the rows are examples; what is beyond is padding.
             work: epochs, batch size, learning rate, where the loss is taken.
             multiple: that the last batch is padded to; see `schedule`.
+            memory: where Gram matrices of earlier calls are found.
         """
         k, n = index.shape
         weight, share = shares(sizes, n, work.batch_size, self._like.dtype)
@@ -88,7 +123,7 @@ class GramKernel(BatchedKernel):
         def mean_losses() -> Tensor:
             return (self.losses(0, row, y) * share).sum(1)
 
-        self._begin(pool, index)
+        self._begin(pool, index, memory)
         losses = mean_losses() if work.loss_point == "before" else None
         for epoch in range(work.epochs):
             for _, _, at, width in schedule([int(sizes[0])], work.batch_size, multiple, together=True):
@@ -98,7 +133,7 @@ class GramKernel(BatchedKernel):
             losses = mean_losses()
         return losses
 
-    def _begin(self, pool: Tensor, index: Tensor) -> None:
+    def _begin(self, pool: Tensor, index: Tensor, memory: GramMemory | None) -> None:
         """Take in the examples of the jobs that were loaded: `pool[index]`, index (k, n)."""
         k, n = index.shape
         f, out = self._linear.in_features, self._linear.out_features
@@ -113,17 +148,25 @@ class GramKernel(BatchedKernel):
         if self._clips:
             self._x.relu_()
         weight, bias = self._parameters(k)
-        constant = self._x.new_full((1, 1, 1), 0.0 if bias is None else 1.0)
-        for at in range(0, n, _BLOCK):
-            here, after = slice(at, at + _BLOCK), slice(at + _BLOCK, n)
-            gram = self._gram[:, here, at:]
-            torch.baddbmm(constant, self._x[:, here], self._x[:, at:].mT, out=gram)
-            self._gram[:, after, here] = gram[..., _BLOCK:].mT
+        if memory is None or not memory.recall(index, self._gram):
+            self._form_gram(0.0 if bias is None else 1.0)
+            if memory is not None:
+                memory.keep(index, self._gram)
         if bias is None:
             torch.bmm(self._x, weight.mT, out=self._outputs)
         else:
             torch.baddbmm(bias.unsqueeze(1), self._x, weight.mT, out=self._outputs)
         self._slopes.zero_()
+
+    def _form_gram(self, bias: float) -> None:
+        """X X^T, plus `bias` in every entry."""
+        n = self._x.shape[1]
+        constant = self._x.new_full((1, 1, 1), bias)
+        for at in range(0, n, _BLOCK):
+            here, after = slice(at, at + _BLOCK), slice(at + _BLOCK, n)
+            gram = self._gram[:, here, at:]
+            torch.baddbmm(constant, self._x[:, here], self._x[:, at:].mT, out=gram)
+            self._gram[:, after, here] = gram[..., _BLOCK:].mT
 
     def updates(self, theta: Tensor, lr: float, out: Tensor) -> Tensor:
         """The pseudo-gradients (theta - psi) / lr of the jobs, written into `out` (k, d).

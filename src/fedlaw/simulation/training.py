@@ -15,7 +15,7 @@ from fedlaw.simulation.chunks import Worker
 from fedlaw.simulation.conv_gpu import ConvKernel
 from fedlaw.simulation.conv_plan import supports
 from fedlaw.simulation.functional import VmapKernel, train_sequential
-from fedlaw.simulation.gram import GramKernel, gram_rows
+from fedlaw.simulation.gram import GramKernel, GramMemory, gram_rows
 from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, visited
 from fedlaw.simulation.pages import large_empty
 from fedlaw.simulation.parallel import in_parallel
@@ -54,6 +54,7 @@ def train(
     backend: Backend = "auto",
     threads: int | None = None,
     chunk: int | None = None,
+    memory: GramMemory | None = None,
 ) -> Trained:
     """Train C clients' models locally and return their updates and losses.
 
@@ -85,6 +86,8 @@ def train(
         work: epochs, batch size, learning rate, where the loss is taken.
         threads: Python threads on a CPU; None: as many as torch would use (`torch.get_num_threads`).
         chunk: jobs that are held in memory together by one thread; None: chosen by size.
+        memory: for calls with one model and one pool, what of an earlier call can be used again; the result is
+            the same to the last bit.
 
     Returns:
         Trained(updates (C, d), losses (C,)). Where training diverges they hold infinities or NaN.
@@ -103,7 +106,7 @@ def train(
     if backend == "auto" and fused.supports(model, params, inputs, work):
         return fused.train_fused(model, params, inputs, labels, jobs, work)
     kind = kernel_for(model, shape, backend, params)
-    plan = Plan(model, kind, params, inputs, labels, jobs, work)
+    plan = Plan(model, kind, params, inputs, labels, jobs, work, memory)
     cpu = params.device.type == "cpu"
     threads = (threads or torch.get_num_threads()) if cpu else 1
     chunks = plan.chunks(threads, chunk)
@@ -137,7 +140,9 @@ class Plan:
         labels: Tensor,
         jobs: Jobs,
         work: LocalWork,
+        memory: GramMemory | None = None,
     ) -> None:
+        self.memory = memory
         self.model, self.kind, self.params = model, kind, params
         self.inputs, self.labels, self.jobs, self.work = inputs, labels, jobs, work
         self.updates = large_empty((len(jobs), params.shape[1]), params)
