@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedlaw import _pages as pages
 from fedlaw._random import client_keys
 from fedlaw.models import flatten, mlp
-from fedlaw.simulation import Jobs, LocalWork, Trained, gram, pages, shuffled, train, training
+from fedlaw.simulation import Jobs, LocalWork, Trained, gram, shuffled, train, training
 from fedlaw.simulation.gram import GramKernel, GramMemory, gram_rows, places
 
 SIZES = [37, 5, 61, 37, 20, 64, 1, 90, 33, 12, 37, 48]

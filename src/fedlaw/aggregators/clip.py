@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedlaw._checks import check_integer, check_positive
 from fedlaw._linalg import clip_factors, median, row_norms
+from fedlaw._pages import large_empty
 from fedlaw.aggregators.base import (
     IDENTICAL,
     PERMUTATION,
@@ -23,7 +24,9 @@ from fedlaw.aggregators.base import (
 
 def _clipped(updates: Tensor, norms: Tensor, radius: Tensor | float) -> Aggregate:
     factors = clip_factors(norms, radius)
-    return Aggregate(updates * factors.unsqueeze(-1), torch.diag_embed(factors))
+    clipped = large_empty(tuple(updates.shape), updates)
+    torch.mul(updates.detach(), factors.detach().unsqueeze(-1), out=clipped)
+    return Aggregate(clipped, torch.diag_embed(factors))
 
 
 @registry.register("clip")

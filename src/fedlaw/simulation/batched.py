@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from fedlaw._pages import large_empty
 from fedlaw.simulation import layers
 from fedlaw.simulation.layers import Layer
-from fedlaw.simulation.pages import large_empty
 from fedlaw.simulation.reading import Part, convolves, read
 
 CACHE_LINE = 64  # bytes

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from fedlaw._pages import large_empty
 from fedlaw.models.vector import count_parameters
 from fedlaw.simulation import fused
 from fedlaw.simulation.batched import BatchedKernel
@@ -17,7 +18,6 @@ from fedlaw.simulation.conv_plan import supports
 from fedlaw.simulation.functional import VmapKernel, train_sequential
 from fedlaw.simulation.gram import GramKernel, GramMemory, gram_rows
 from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, visited
-from fedlaw.simulation.pages import large_empty
 from fedlaw.simulation.parallel import in_parallel
 from fedlaw.simulation.reading import UnknownLayer, read
 
