@@ -21,13 +21,15 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from _common import machine
+from torch import Tensor, nn
 
+from fedlaw import models
 from fedlaw.experiments import reproduce
 from fedlaw.experiments.description import Execution, Experiment
 from fedlaw.experiments.engines.local import Local, side_by_side
@@ -60,17 +62,34 @@ def card() -> tuple[float, float]:
 
 
 def work_of_a_phase(
-    experiment: Experiment, examples: int, layers: list[tuple[int, int]]
+    experiment: Experiment, examples: int, network: list[tuple[int, int]]
 ) -> tuple[float, float]:
-    """Flops and bytes of one phase's local training: `layers` are (multiplications an example, parameters)."""
+    """Flops and bytes of one phase's local training of a `network` of layers (multiplications, parameters)."""
     ends = experiment.epochs
-    forward = sum(times for times, _ in layers)
+    forward = sum(times for times, _ in network)
     flops = (
-        2.0 * examples * (ends * (3 * forward - layers[0][0]) + forward)
+        2.0 * examples * (ends * (3 * forward - network[0][0]) + forward)
     )  # nobody needs the input's gradient
     steps = experiment.clients * ends * -(-examples // (experiment.clients * experiment.batch_size))
-    numbers = sum(count for _, count in layers)
+    numbers = sum(count for _, count in network)
     return flops, 4.0 * (steps * 2 * numbers + experiment.clients * numbers)
+
+
+def layers(model: nn.Module, shape: Sequence[int]) -> list[tuple[int, int]]:
+    """(multiplications an example, parameters) of every layer with a matrix or a convolution, from the input on."""
+    found: list[tuple[int, int]] = []
+
+    def note(layer: nn.Module, _: object, out: Tensor) -> None:
+        weight = layer.get_parameter("weight")
+        places = out[0].numel() // len(weight)
+        found.append((places * weight.numel(), sum(each.numel() for each in layer.parameters())))
+
+    kept = [each for each in model.modules() if isinstance(each, nn.Linear | nn.Conv2d)]
+    hooks = [each.register_forward_hook(note) for each in kept]
+    model(next(model.parameters()).new_zeros(1, *shape))
+    for hook in hooks:
+        hook.remove()
+    return found
 
 
 class Clock:
@@ -111,9 +130,8 @@ def mnist(given: argparse.Namespace, flops: float, bytes_: float) -> list[dict[s
         failed = [each.message for each in outcomes if each.status == "failed"]
         if failed:
             raise SystemExit(f"{len(failed)} runs failed: {failed[0]}")
-        arithmetic, traffic = work_of_a_phase(
-            runs[0], 56_000, [(784 * 128, 784 * 128 + 128), (128 * 64, 128 * 64 + 64), (64 * 10, 650)]
-        )
+        model = models.create(runs[0].model, (1, 28, 28), 10, seed=0)
+        arithmetic, traffic = work_of_a_phase(runs[0], 56_000, layers(model, (1, 28, 28)))
         floors = phases * arithmetic / flops, phases * (traffic + 4.0 * 56_000 * 3 * 784) / bytes_
         rows.append(_row(method, len(runs), seconds, working, phases, floors))
         print(_line(rows[-1]), flush=True)
@@ -158,16 +176,9 @@ def cifar10(given: argparse.Namespace, flops: float, bytes_: float) -> list[dict
             evaluation = time.perf_counter() - began
         phases = _phases(run)
         seconds = building + phases * phase + evaluation * run.rounds / run.evaluate_every
-        shape = [
-            (27 * 32 * 1024, 27 * 32),
-            (288 * 64 * 256, 288 * 64),
-            (4096 * 128, 4096 * 128),
-            (1280, 1290),
-        ]
-        arithmetic, traffic = work_of_a_phase(run, len(lab.population.labels), shape)
-        rows.append(
-            _row(method, 1, seconds, phases, (phases * arithmetic / flops, phases * traffic / bytes_))
-        )
+        arithmetic, traffic = work_of_a_phase(run, len(lab.population.labels), layers(lab.model, (3, 32, 32)))
+        floors = phases * arithmetic / flops, phases * traffic / bytes_
+        rows.append(_row(method, 1, seconds, phases * phase, phases, floors))
         print(f"{_line(rows[-1])}   (build {building:.1f} s, evaluation {evaluation:.2f} s)", flush=True)
     return rows
 
