@@ -148,9 +148,8 @@ def _phases(experiment: Experiment) -> int:
 
 def cifar10(given: argparse.Namespace, flops: float, bytes_: float) -> list[dict[str, Any]]:
     """One experiment, some of its rounds; phases beyond the first few, which compile, are timed."""
-    from fedlaw.experiments.lab import Lab
+    from fedlaw.experiments.lab import Lab, stacked
     from fedlaw.experiments.runner import _matmul_precision
-    from fedlaw.simulation.federation import Stack
 
     planned = reproduce.load("cifar10-accuracy").planned()
     rows = []
@@ -161,7 +160,7 @@ def cifar10(given: argparse.Namespace, flops: float, bytes_: float) -> list[dict
         lab = Lab(run, execution)
         building = time.perf_counter() - began
         with _matmul_precision(given.precision):
-            stack = Stack([lab.federation])
+            stack = stacked([lab], execution)
             for _ in range(4):
                 stack.step()
             torch.cuda.synchronize()
@@ -211,7 +210,7 @@ def main() -> None:
     )
     parser.add_argument("--processes", type=int, help=f"default {side_by_side('cuda')} (mnist)")
     parser.add_argument("--rounds", type=int, default=40, help="timed (cifar10)")
-    parser.add_argument("--precision", choices=("tf32", "float32"), default="tf32")
+    parser.add_argument("--precision", choices=("half", "tf32", "float32"), default="tf32")
     parser.add_argument("--json", type=Path, help="write the figures here")
     given = parser.parse_args()
     if not torch.cuda.is_available():

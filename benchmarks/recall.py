@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--q", type=float, nargs="+", default=[0.9, 0.6])
     parser.add_argument("--only", default="", help="only runs whose name begins so: hardened, oracle, fedavg")
     parser.add_argument("--stack", type=int, default=16, help="experiments trained together")
-    parser.add_argument("--precision", default="float32", choices=["float32", "tf32"])
+    parser.add_argument("--precision", default="float32", choices=["float32", "tf32", "half"])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--dataset", default="mnist", choices=[*SETTINGS])

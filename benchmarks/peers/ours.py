@@ -13,7 +13,7 @@ from worker import Array, Work, serve
 
 from fedlaw.models import assign, cnn, mlp
 from fedlaw.simulation import Jobs, LocalWork, Trained, train
-from fedlaw.simulation.gram import GramMemory
+from fedlaw.simulation.gram import PoolMemory
 
 
 def plain_loop(
@@ -60,7 +60,7 @@ def make(work: Work) -> tuple[Callable[[], Trained], Callable[[Trained], tuple[A
     local = LocalWork(epochs=work.epochs, batch_size=work.batch, lr=work.lr)
     pool, classes = pool.to(work.device), classes.to(work.device)
 
-    memory = GramMemory() if work.variant == "later" else None
+    memory = PoolMemory() if work.variant == "later" else None
 
     def run() -> Trained:
         if work.variant == "plain":

@@ -62,7 +62,7 @@ def run(
     data_dir: Annotated[Path | None, _flag("Folder of data files; else FEDLAW_DATA.", _RUN)] = None,
     backend: Annotated[str | None, _flag("auto, batched, vmap or sequential.", _RUN)] = None,
     device: Annotated[str | None, _flag("cpu, cuda or auto.", _RUN)] = None,
-    precision: Annotated[str | None, _flag("Matrix products on a GPU: float32 or tf32.", _RUN)] = None,
+    precision: Annotated[str | None, _flag("Matrix products on a GPU: float32, tf32 or half.", _RUN)] = None,
     threads: Annotated[int | None, _flag("Threads on a CPU.", _RUN)] = None,
     checkpoint_seconds: Annotated[float | None, _flag("Time between checkpoints.", _RUN)] = None,
 ) -> None:

@@ -34,7 +34,9 @@ Memory = Annotated[
 ]
 Device = Annotated[str | None, _flag("cpu, cuda or auto.", _HOW, "--device")]
 DataDir = Annotated[Path | None, _flag("Folder of data files; else FEDLAW_DATA.", _HOW, "--data-dir")]
-Precision = Annotated[str | None, _flag("Matrix products on a GPU: float32 or tf32.", _HOW, "--precision")]
+Precision = Annotated[
+    str | None, _flag("Matrix products on a GPU: float32, tf32 or half.", _HOW, "--precision")
+]
 Backend = Annotated[str | None, _flag("auto, batched, vmap or sequential.", _HOW, "--backend")]
 
 

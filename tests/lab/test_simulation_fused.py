@@ -41,6 +41,26 @@ def test_agrees_with_the_reference(hidden, classes, batch, loss_point):
     torch.testing.assert_close(found.losses, expected.losses, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("hidden", "classes"), [((20, 12), 10), ((24,), 17)])
+def test_half_precision_rounds_operands_only(hidden, classes):
+    """Two epochs from operands of 10 bits: updates agree to half a percent, and no further."""
+    given = _given(hidden, classes)
+    work = LocalWork(epochs=2, batch_size=16, lr=0.1)
+    expected = train(*given, work, backend="sequential")
+    found = train_fused(*given, work, half=True, BK=16)
+    apart = (found.updates - expected.updates).norm(dim=1) / expected.updates.norm(dim=1)
+    assert apart.max() < 5e-3
+    assert apart.min() > 1e-5
+    torch.testing.assert_close(found.losses, expected.losses, rtol=2e-3, atol=1e-4)
+
+
+def test_half_precision_bounds_what_is_out_of_its_range():
+    model, params, inputs, labels, jobs = _given((20,))
+    inputs[0, 0, 0, 0] = 1e30
+    found = train_fused(model, params, inputs, labels, jobs, LocalWork(epochs=1, lr=1e-3), half=True, BK=16)
+    assert not found.updates[1:].isnan().any()  # nor does anybody else's training notice
+
+
 def test_padding_of_a_batch_never_counts():
     """A job of 5 examples in batches of 16: what its padding repeats must weigh nothing."""
     model, params, inputs, labels, jobs = _given((20, 12))

@@ -10,7 +10,7 @@ from fedlaw import _pages as pages
 from fedlaw._random import client_keys
 from fedlaw.models import flatten, mlp
 from fedlaw.simulation import Jobs, LocalWork, Trained, gram, shuffled, train, training
-from fedlaw.simulation.gram import GramKernel, GramMemory, gram_rows, places
+from fedlaw.simulation.gram import GramKernel, PoolMemory, gram_rows, places
 
 SIZES = [37, 5, 61, 37, 20, 64, 1, 90, 33, 12, 37, 48]
 
@@ -230,7 +230,7 @@ def test_what_is_remembered_changes_no_bit(
 
     monkeypatch.setattr(GramKernel, "_form_gram", counted)
     model, params, inputs, labels, jobs = setting(name, dtype=torch.float32)
-    memory, work = GramMemory(), LocalWork(epochs=2, batch_size=16, lr=0.1)
+    memory, work = PoolMemory(), LocalWork(epochs=2, batch_size=16, lr=0.1)
     index = jobs.order[:, 0].clone()
     for turn in range(3):
         order = shuffled(index, jobs.sizes, 2, client_keys(len(jobs), turn))
@@ -263,7 +263,7 @@ def test_what_is_remembered_changes_no_bit(
 def test_memory_has_a_limit(always: list[int]) -> None:
     model, params, inputs, labels, jobs = setting("plain", dtype=torch.float32)
     work = LocalWork(epochs=2, batch_size=16, lr=0.1)
-    small = GramMemory(limit=40_000)
+    small = PoolMemory(limit=40_000)
     fresh = train(model, params, inputs, labels, jobs, work, backend="batched")
     for _ in range(2):
         found = train(model, params, inputs, labels, jobs, work, backend="batched", memory=small)

@@ -18,10 +18,9 @@ import torch
 from fedlaw.experiments.description import Execution, Experiment
 from fedlaw.experiments.engines.base import Engine, Outcome, distinct
 from fedlaw.experiments.engines.local import Local, on_gpu, side_by_side
-from fedlaw.experiments.lab import Lab, Shelf
+from fedlaw.experiments.lab import Lab, Shelf, stacked
 from fedlaw.experiments.sweep import Planned, Sweep
 from fedlaw.results import Store, notes
-from fedlaw.simulation.federation import Stack
 
 _CPU_STACK, _GPU_STACK = 16, 64  # runs in a stack at most, where memory does not say less
 _SAMPLE, _SAMPLE_ROUNDS = 3, 2  # experiments and rounds that are measured
@@ -237,7 +236,7 @@ def try_out(experiments: Sequence[Experiment], execution: Execution) -> Measured
 
 
 def _seconds_a_round(labs: Sequence[Lab], execution: Execution) -> float:
-    stack = Stack([lab.federation for lab in labs], backend=execution.backend, threads=execution.threads)
+    stack = stacked(labs, execution)
     began, rounds = time.perf_counter(), 0
     while rounds < _SAMPLE_ROUNDS * len(labs) and (stepped := stack.step()):
         rounds += sum(report is not None for _, report in stepped)

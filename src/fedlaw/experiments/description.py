@@ -301,8 +301,9 @@ class Execution(_Described):
         data_dir: folder of the data files; None: the environment variable FEDLAW_DATA.
         backend: of local training: "auto", "batched", "vmap" or "sequential".
         device: "cpu", "cuda" (or "cuda:1"), or "auto": a GPU if there is one.
-        precision: of matrix products on a GPU: "float32", or "tf32" (10 bits of mantissa), which is faster and
-            changes results in the third digit.
+        precision: of matrix products on a GPU: "float32"; "tf32" (10 bits of mantissa), which is faster and
+            changes results in the third digit; or "half" (as many bits, but of a smaller range), which is faster
+            still where an MLP is trained and tf32 elsewhere.
         threads: Python threads on a CPU; None: as many as cores.
         checkpoint_seconds: time from one checkpoint to the next.
     """
@@ -310,7 +311,7 @@ class Execution(_Described):
     data_dir: Path | None = None
     backend: Literal["auto", "batched", "vmap", "sequential"] = "auto"
     device: str = Field(default="cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
-    precision: Literal["float32", "tf32"] = "float32"
+    precision: Literal["float32", "tf32", "half"] = "float32"
     threads: int | None = Field(default=None, ge=1)
     checkpoint_seconds: float = Field(default=5.0, ge=0)
 

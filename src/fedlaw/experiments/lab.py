@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedlaw.experiments.description import Execution, Experiment
 from fedlaw.results import RoundRecord
 from fedlaw.server import FedLAW, RoundReport, Status
 from fedlaw.simulation import Jobs, LocalWork, evaluate, train
-from fedlaw.simulation.federation import Federation, Population, populate
+from fedlaw.simulation.federation import Federation, Population, Stack, populate
 
 _ROOT_EXAMPLES = 100  # validation examples that a server with trusted data of its own trains on
 _STATUS_CODE = {status: code for code, status in enumerate(Status)}
@@ -71,6 +71,16 @@ def _cut(prepared: data.Prepared, experiment: Experiment) -> data.Prepared:
 
 def _moved(examples: Examples, device: torch.device) -> Examples:
     return Examples(examples.inputs.to(device), examples.labels.to(device))
+
+
+def stacked(labs: Sequence[Lab], execution: Execution) -> Stack:
+    """The labs' federations, to be trained together as `execution` says."""
+    return Stack(
+        [lab.federation for lab in labs],
+        backend=execution.backend,
+        threads=execution.threads,
+        half=execution.precision == "half",
+    )
 
 
 class Lab:

@@ -13,10 +13,9 @@ import torch
 
 from fedlaw._detection import Detection
 from fedlaw.experiments.description import Execution, Experiment
-from fedlaw.experiments.lab import Lab, Shelf
+from fedlaw.experiments.lab import Lab, Shelf, stacked
 from fedlaw.results import RoundRecord, RunWriter, Store
 from fedlaw.server import RoundReport
-from fedlaw.simulation.federation import Stack
 
 
 class Callback:
@@ -112,7 +111,7 @@ def run_together(
         labs = [Lab(each, execution, shelf) for each in experiments]  # what cannot be built leaves no trace
         file = None if store is None else opened.enter_context(Store(store))
         runs = [_Run(lab, file, resume) for lab in labs]
-        stack = Stack([lab.federation for lab in labs], backend=execution.backend, threads=execution.threads)
+        stack = stacked(labs, execution)
         try:
             for run in runs:
                 run.begin(callbacks(run.lab.experiment) if callable(callbacks) else callbacks)
@@ -136,7 +135,7 @@ def run_together(
 def _matmul_precision(precision: str) -> Iterator[None]:
     """torch's process-wide precision of float32 matrix products, as it was afterwards. CPUs take no notice."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
     try:
         yield
     finally:

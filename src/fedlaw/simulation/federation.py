@@ -17,7 +17,7 @@ from fedlaw.attacks import Attack, View
 from fedlaw.data import Examples, Partition
 from fedlaw.models import layout
 from fedlaw.server import FedLAW, OnePhase, Oracle, Replies, Request, RoundReport, Server
-from fedlaw.simulation.gram import GramMemory
+from fedlaw.simulation.gram import PoolMemory
 from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, shuffled
 from fedlaw.simulation.training import Backend, train
 
@@ -254,14 +254,19 @@ class Stack:
     """
 
     def __init__(
-        self, federations: Sequence[Federation], *, backend: Backend = "auto", threads: int | None = None
+        self,
+        federations: Sequence[Federation],
+        *,
+        backend: Backend = "auto",
+        threads: int | None = None,
+        half: bool = False,
     ) -> None:
         first = federations[0]
         if any(f.work != first.work or f._layers != first._layers for f in federations):
             raise ValueError("experiments that are stacked must have the same model and local training")
         self.federations = list(federations)
-        self.backend, self.threads = backend, threads
-        self._memory = GramMemory()
+        self.backend, self.threads, self.half = backend, threads, half
+        self._memory = PoolMemory()
         people, device = [f.population for f in federations], first.server.params.device
         self._rows = np.cumsum([0, *(p.n for p in people)])[:-1].tolist()  # of each experiment's first client
         parts, begins = _pooled(people)
@@ -315,6 +320,7 @@ class Stack:
             backend=self.backend,
             threads=self.threads,
             memory=self._memory,
+            half=self.half,
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedlaw.simulation.gram import PoolMemory
 from fedlaw.simulation.jobs import Jobs, LocalWork, Trained
 
 _WIDEST, _LARGEST_BATCH = 256, 128  # of a hidden layer and of a batch: registers
@@ -72,11 +73,16 @@ def train_fused(
     labels: Tensor,
     jobs: Jobs,
     work: LocalWork,
+    *,
+    half: bool = False,
+    memory: PoolMemory | None = None,
     **tuning: Any,
 ) -> Trained:
     """`train` for what `supports` allows: updates and losses, with products in TF32 where torch's own may be.
 
-    Nothing waits for the device, and memory beyond the result is one more (C, d).
+    With `half` their operands are rounded to half precision: as many digits as TF32 has, but nothing beyond 65504
+    and fewer digits below 6e-5; sums and parameters stay in float32. Nothing waits for the device, and memory
+    beyond the result is one more (C, d), and with `half` a copy of the inputs.
     """
     from fedlaw.simulation.fused_kernels import loss_kernel, train_kernel
 
@@ -87,14 +93,15 @@ def train_fused(
     theta = nn.functional.pad(params, (0, padded - d))
     psi = theta.index_select(0, jobs.start)
     losses = params.new_empty(len(jobs))
-    inputs, order = inputs.contiguous(), jobs.order.contiguous()
+    inputs = (memory or PoolMemory()).halved(inputs) if half else inputs.contiguous()
+    order = jobs.order.contiguous()
     fixed = {
         "D0": shape.inputs, "H1": shape.first, "H2": second, "CLASSES": shape.classes, "DP": padded,
         "P1": _power(shape.first), "P2": _power(second), "PO": _power(shape.classes),
-        "B": _power(work.batch_size), "DEEP": shape.second is not None,
+        "B": _power(work.batch_size), "DEEP": shape.second is not None, "HALF": half,
         "PRECISION": "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
     }  # fmt: skip
-    fixed |= {"BK": 32, "num_warps": 8, "num_stages": 3} | tuning
+    fixed |= {"BK": 64 if half else 32, "num_warps": 8, "num_stages": 3} | tuning
     sizes, steps = jobs.sizes, (work.epochs, order.shape[-1], work.batch_size)
 
     def take_losses(rows: Tensor, at: Tensor) -> None:

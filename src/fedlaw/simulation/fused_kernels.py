@@ -15,6 +15,19 @@ import triton.language as tl
 
 
 @triton.jit
+def _operand(x, HALF: tl.constexpr):
+    """A factor of a product: in half precision (10 bits of mantissa, as TF32 has) where that is asked for."""
+    if HALF:
+        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0).to(tl.float16)
+    return x
+
+
+@triton.jit
+def _dot(a, b, HALF: tl.constexpr, PRECISION: tl.constexpr):
+    return tl.dot(_operand(a, HALF), _operand(b, HALF), input_precision=PRECISION)
+
+
+@triton.jit
 def _batch(order, at, count, row, inputs, labels, D0: tl.constexpr):
     """Where the examples (B, 1) of a batch begin, and their labels (B,); padding repeats the first one."""
     example = tl.load(order + at + tl.where(row < count, row, 0))
@@ -23,7 +36,7 @@ def _batch(order, at, count, row, inputs, labels, D0: tl.constexpr):
 
 @triton.jit
 def _enter(x_rows, w1, D0: tl.constexpr, H1: tl.constexpr, P1: tl.constexpr, B: tl.constexpr,
-           BK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+           BK: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """x W1' (B, P1)."""
     column, unit = tl.arange(0, BK), tl.arange(0, P1)
     z = tl.zeros((B, P1), dtype=tl.float32)
@@ -35,13 +48,13 @@ def _enter(x_rows, w1, D0: tl.constexpr, H1: tl.constexpr, P1: tl.constexpr, B: 
             mask=inside[:, None] & (unit < H1)[None, :],
             other=0.0,
         )
-        z = tl.dot(x, w, z, input_precision=PRECISION)
+        z = tl.dot(x, _operand(w, HALF), z, input_precision=PRECISION)
     return z
 
 
 @triton.jit
 def _turn(x_rows, next_rows, back, lr, w1, D0: tl.constexpr, H1: tl.constexpr, P1: tl.constexpr, B: tl.constexpr,
-          BK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+          BK: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """W1 <- W1 - lr g1' x, tile by tile, and with the new W1 the next batch's x W1' (B, P1); `back` is g1'."""
     column, unit = tl.arange(0, BK), tl.arange(0, P1)
     z = tl.zeros((B, P1), dtype=tl.float32)
@@ -59,7 +72,7 @@ def _turn(x_rows, next_rows, back, lr, w1, D0: tl.constexpr, H1: tl.constexpr, P
         w -= lr * tl.dot(back, x, input_precision=PRECISION)
         tl.store(place, w, mask=own & inside[None, :])
         place += BK
-        z = tl.dot(following, tl.trans(w), z, input_precision=PRECISION)
+        z = tl.dot(following, tl.trans(_operand(w, HALF)), z, input_precision=PRECISION)
     return z
 
 
@@ -71,10 +84,12 @@ def _matrix(at, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PR: tl.constexpr, PC:
 
 
 @triton.jit
-def _probabilities(h, w, b, classes: tl.constexpr, PO: tl.constexpr, PRECISION: tl.constexpr):
+def _probabilities(
+    h, w, b, classes: tl.constexpr, PO: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr
+):
     """z shifted to maximum 0 (-inf where there is no class), exp of it, and its sum."""
     unit = tl.arange(0, PO)
-    z = tl.dot(h, tl.trans(w), input_precision=PRECISION)
+    z = _dot(h, tl.trans(w), HALF, PRECISION)
     z += tl.load(b + unit, mask=unit < classes, other=0.0)[None, :]
     z = tl.where((unit < classes)[None, :], z, -float("inf"))
     z = z - tl.max(z, 1)[:, None]
@@ -87,7 +102,7 @@ def train_kernel(
     start, order, sizes, jobs, inputs, labels, psi, lr, epochs, length, batch_size,
     D0: tl.constexpr, H1: tl.constexpr, H2: tl.constexpr, CLASSES: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
     PO: tl.constexpr, B: tl.constexpr, BK: tl.constexpr, DP: tl.constexpr, DEEP: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HALF: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Job `jobs[program]`: all its SGD steps, in its row of psi (C, DP). Not DEEP, H2 = H1: one hidden layer."""
     job = tl.load(jobs + tl.program_id(0)).to(tl.int64)
@@ -104,7 +119,7 @@ def train_kernel(
     batches = tl.cdiv(size, batch_size)
     count = tl.minimum(batch_size, size)
     x_rows, y = _batch(order, 0, count, row, inputs, labels, D0)
-    z1 = _enter(x_rows, w1, D0, H1, P1, B, BK, PRECISION)
+    z1 = _enter(x_rows, w1, D0, H1, P1, B, BK, HALF, PRECISION)
     for s in range(batches * epochs):
         bias1 = tl.load(b1 + unit1, mask=unit1 < H1, other=0.0)
         h1 = tl.maximum(z1 + bias1[None, :], 0.0)
@@ -112,33 +127,36 @@ def train_kernel(
         if DEEP:
             weights2 = tl.load(w2_at, mask=w2_there, other=0.0)
             bias2 = tl.load(b2 + unit2, mask=unit2 < H2, other=0.0)
-            h2 = tl.maximum(tl.dot(h1, tl.trans(weights2), input_precision=PRECISION) + bias2[None, :], 0.0)
+            h2 = tl.maximum(_dot(h1, tl.trans(weights2), HALF, PRECISION) + bias2[None, :], 0.0)
         else:
             h2 = h1
-        _, e, norm = _probabilities(h2, weights3, b3, CLASSES, PO, PRECISION)
+        _, e, norm = _probabilities(h2, weights3, b3, CLASSES, PO, HALF, PRECISION)
         right = tl.where(cls[None, :] == y[:, None], 1.0, 0.0)
-        g3 = (e / norm[:, None] - right) * tl.where(row < count, 1.0 / count, 0.0)[:, None]
-        g2 = tl.where(h2 > 0, tl.dot(g3, weights3, input_precision=PRECISION), 0.0)
-        dw3 = tl.dot(tl.trans(g3), h2, input_precision=PRECISION)
+        g3 = tl.where((row < count)[:, None], e / norm[:, None] - right, 0.0)
+        rate = lr / count  # gradients are of sums, so that none is too small for half precision
+        g2 = tl.where(h2 > 0, _dot(g3, weights3, HALF, PRECISION), 0.0)
+        dw3 = _dot(tl.trans(g3), h2, HALF, PRECISION)
         bias3 = tl.load(b3 + cls, mask=cls < CLASSES, other=0.0)
         if DEEP:
-            g1 = tl.where(h1 > 0, tl.dot(g2, weights2, input_precision=PRECISION), 0.0)
-            dw2 = tl.dot(tl.trans(g2), h1, input_precision=PRECISION)
+            g1 = tl.where(h1 > 0, _dot(g2, weights2, HALF, PRECISION), 0.0)
+            dw2 = _dot(tl.trans(g2), h1, HALF, PRECISION)
         else:
             g1 = g2
         tl.debug_barrier()  # everybody has read what is written now
-        tl.store(w3_at, weights3 - lr * dw3, mask=w3_there)
-        tl.store(b3 + cls, bias3 - lr * tl.sum(g3, 0), mask=cls < CLASSES)
+        tl.store(w3_at, weights3 - rate * dw3, mask=w3_there)
+        tl.store(b3 + cls, bias3 - rate * tl.sum(g3, 0), mask=cls < CLASSES)
         if DEEP:
-            tl.store(w2_at, weights2 - lr * dw2, mask=w2_there)
-            tl.store(b2 + unit2, bias2 - lr * tl.sum(g2, 0), mask=unit2 < H2)
-        tl.store(b1 + unit1, bias1 - lr * tl.sum(g1, 0), mask=unit1 < H1)
+            tl.store(w2_at, weights2 - rate * dw2, mask=w2_there)
+            tl.store(b2 + unit2, bias2 - rate * tl.sum(g2, 0), mask=unit2 < H2)
+        tl.store(b1 + unit1, bias1 - rate * tl.sum(g1, 0), mask=unit1 < H1)
         # The next batch, of this epoch or of the next one; after the last step the first again, for nothing.
         following = tl.where(s + 1 < batches * epochs, s + 1, 0)
         at = (following % batches) * batch_size
         count = tl.minimum(batch_size, size - at)
         next_rows, y = _batch(order, (following // batches) * length + at, count, row, inputs, labels, D0)
-        z1 = _turn(x_rows, next_rows, tl.trans(g1), lr, w1, D0, H1, P1, B, BK, PRECISION)
+        z1 = _turn(
+            x_rows, next_rows, tl.trans(_operand(g1, HALF)), rate, w1, D0, H1, P1, B, BK, HALF, PRECISION
+        )
         x_rows = next_rows
         tl.debug_barrier()
 
@@ -148,7 +166,7 @@ def loss_kernel(
     psi, start, order, sizes, inputs, labels, losses, epochs, length, batch_size,
     D0: tl.constexpr, H1: tl.constexpr, H2: tl.constexpr, CLASSES: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
     PO: tl.constexpr, B: tl.constexpr, BK: tl.constexpr, DP: tl.constexpr, DEEP: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HALF: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Mean cross-entropy of job `program` over all its examples, at its row `start` of psi (R, DP)."""
     job = tl.program_id(0).to(tl.int64)
@@ -164,14 +182,14 @@ def loss_kernel(
     for at in range(0, size, batch_size):
         count = tl.minimum(batch_size, size - at)
         x_rows, y = _batch(order, at, count, row, inputs, labels, D0)
-        z1 = _enter(x_rows, w1, D0, H1, P1, B, BK, PRECISION)
+        z1 = _enter(x_rows, w1, D0, H1, P1, B, BK, HALF, PRECISION)
         h = tl.maximum(z1 + tl.load(b1 + unit1, mask=unit1 < H1, other=0.0)[None, :], 0.0)
         if DEEP:
             w, there = _matrix(w2, H2, H1, P2, P1)
-            z2 = tl.dot(h, tl.trans(tl.load(w, mask=there, other=0.0)), input_precision=PRECISION)
+            z2 = _dot(h, tl.trans(tl.load(w, mask=there, other=0.0)), HALF, PRECISION)
             h = tl.maximum(z2 + tl.load(b2 + unit2, mask=unit2 < H2, other=0.0)[None, :], 0.0)
         w, there = _matrix(w3, CLASSES, H2, PO, P2)
-        z, _, norm = _probabilities(h, tl.load(w, mask=there, other=0.0), b3, CLASSES, PO, PRECISION)
+        z, _, norm = _probabilities(h, tl.load(w, mask=there, other=0.0), b3, CLASSES, PO, HALF, PRECISION)
         right = cls[None, :] == y[:, None]
         each = tl.log(norm) - tl.sum(tl.where(right, z, 0.0), 1)
         total += tl.where(row < count, each, 0.0)

@@ -17,16 +17,26 @@ _BLOCK = 64  # rows of the Gram matrix that are formed together, from the diagon
 _WORTH = 0.85  # of the direct form's arithmetic: what the Gram form must stay under to be chosen
 
 
-class GramMemory:
-    """Gram matrices of clients that train round after round, for one model and one pool of examples.
+class PoolMemory:
+    """What is worked out once of a pool of examples on which one model trains round after round.
+
+    On a CPU Gram matrices of the clients' examples, on a GPU the pool in half precision.
 
     Args:
-        limit: bytes that are kept; beyond that matrices are formed anew each time.
+        limit: bytes of Gram matrices that are kept; beyond that they are formed anew each time.
     """
 
     def __init__(self, limit: int = 1 << 30) -> None:
         self._left = limit
         self._kept: dict[bytes, Tensor] = {}
+        self._halved: Tensor | None = None
+
+    def halved(self, inputs: Tensor) -> Tensor:
+        """The pool in half precision, what is beyond its range at the end of it."""
+        if self._halved is None:
+            largest = torch.finfo(torch.float16).max
+            self._halved = inputs.clamp(-largest, largest).half().contiguous()
+        return self._halved
 
     def recall(self, index: Tensor, out: Tensor) -> bool:
         """Fill `out` (k, n, n) with the matrices of the examples `index` (k, n), if all of them are known."""
@@ -101,7 +111,7 @@ class GramKernel(BatchedKernel):
         sizes: Tensor,
         work: LocalWork,
         multiple: int,
-        memory: GramMemory | None = None,
+        memory: PoolMemory | None = None,
     ) -> Tensor:
         """Train the jobs that were loaded; return their losses (k,).
 
@@ -133,7 +143,7 @@ class GramKernel(BatchedKernel):
             losses = mean_losses()
         return losses
 
-    def _begin(self, pool: Tensor, index: Tensor, memory: GramMemory | None) -> None:
+    def _begin(self, pool: Tensor, index: Tensor, memory: PoolMemory | None) -> None:
         """Take in the examples of the jobs that were loaded: `pool[index]`, index (k, n)."""
         k, n = index.shape
         f, out = self._linear.in_features, self._linear.out_features

@@ -16,7 +16,7 @@ from fedlaw.simulation.chunks import Worker
 from fedlaw.simulation.conv_gpu import ConvKernel
 from fedlaw.simulation.conv_plan import supports
 from fedlaw.simulation.functional import VmapKernel, train_sequential
-from fedlaw.simulation.gram import GramKernel, GramMemory, gram_rows
+from fedlaw.simulation.gram import GramKernel, PoolMemory, gram_rows
 from fedlaw.simulation.jobs import Jobs, LocalWork, Trained, visited
 from fedlaw.simulation.parallel import in_parallel
 from fedlaw.simulation.reading import UnknownLayer, read
@@ -54,7 +54,8 @@ def train(
     backend: Backend = "auto",
     threads: int | None = None,
     chunk: int | None = None,
-    memory: GramMemory | None = None,
+    memory: PoolMemory | None = None,
+    half: bool = False,
 ) -> Trained:
     """Train C clients' models locally and return their updates and losses.
 
@@ -88,6 +89,7 @@ def train(
         chunk: jobs that are held in memory together by one thread; None: chosen by size.
         memory: for calls with one model and one pool, what of an earlier call can be used again; the result is
             the same to the last bit.
+        half: let that one kernel round the operands of its products to half precision.
 
     Returns:
         Trained(updates (C, d), losses (C,)). Where training diverges they hold infinities or NaN.
@@ -104,7 +106,7 @@ def train(
     if backend == "sequential" or len(jobs) == 0:
         return train_sequential(model, params, inputs, labels, jobs, work)
     if backend == "auto" and fused.supports(model, params, inputs, work):
-        return fused.train_fused(model, params, inputs, labels, jobs, work)
+        return fused.train_fused(model, params, inputs, labels, jobs, work, half=half, memory=memory)
     kind = kernel_for(model, shape, backend, params)
     plan = Plan(model, kind, params, inputs, labels, jobs, work, memory)
     cpu = params.device.type == "cpu"
@@ -140,7 +142,7 @@ class Plan:
         labels: Tensor,
         jobs: Jobs,
         work: LocalWork,
-        memory: GramMemory | None = None,
+        memory: PoolMemory | None = None,
     ) -> None:
         self.memory = memory
         self.model, self.kind, self.params = model, kind, params
