@@ -20,7 +20,13 @@ _BLOCK_COLUMNS = (
 )  # fewest and most columns of one: products are fast, float32 sums stay short
 _TASK_COLUMNS = 1 << 15  # of what one thread does at a time
 _STRIPS = 3  # of rows: the product is symmetric, and strips from the diagonal on are two thirds of it
-_DEVICE_ELEMENTS = 1 << 24  # of a block on an accelerator
+DEVICE_ELEMENTS = 1 << 26  # of a block on an accelerator: few and large ones, for a bounded memory
+_DEVICE_COLUMNS = 1 << 11  # of one product there: as many products at once as there are such stretches
+
+
+def on_cpu(x: Tensor) -> bool:
+    """Whether x lies on a CPU, where blocks are to stay in cache; an accelerator wants few and large ones."""
+    return x.device.type == "cpu"
 
 
 def gram(x: Tensor, *, center: bool = False, origin: Tensor | None = None) -> Tensor:
@@ -33,19 +39,27 @@ def gram(x: Tensor, *, center: bool = False, origin: Tensor | None = None) -> Te
     |x_i|^2 + |x_j|^2, after the origin is subtracted) or of extreme length. So a squared distance
     K_ii + K_jj - 2 K_ij is right to about 1e-6 of itself wherever it lies, as the rows themselves are.
     """
-    if x.device.type != "cpu":
-        return _on_device(x, center, origin)
-    flat = x.reshape(-1, *x.shape[-2:])
-    if center:  # roughly here, so that no digits are lost; and exactly below
+    if center and not digits_to_spare(x):  # roughly here, so that no digits are lost; and exactly below
         origin = x.mean(dim=-2)
-    origins = [None] * len(flat) if origin is None else origin.reshape(len(flat), x.shape[-1])
-    products = [_of_rows(rows, about) for rows, about in zip(flat, origins, strict=True)]
-    k = torch.stack(products) if len(products) != 1 else products[0]
+    flat = x.reshape(-1, *x.shape[-2:])
+    about = None if origin is None else origin.reshape(len(flat), x.shape[-1])
+    if not on_cpu(x):
+        k = _on_device(flat, about)
+    else:
+        origins = [None] * len(flat) if about is None else about
+        products = [_of_rows(rows, point) for rows, point in zip(flat, origins, strict=True)]
+        k = torch.stack(products) if len(products) != 1 else products[0]
     k = k.reshape(*x.shape[:-1], x.shape[-2])
     if center:
         means = k.mean(dim=-1, keepdim=True)
         k = k - means - means.mT + means.mean(dim=-2, keepdim=True)
     return k
+
+
+def digits_to_spare(x: Tensor) -> bool:
+    """Whether `gram` forms float64 products of narrower numbers, as it does on an accelerator: what rows share then
+    takes no digits that they had, and need not be subtracted first."""
+    return not on_cpu(x) and x.dtype != torch.float64
 
 
 def _of_rows(x: Tensor, origin: Tensor | None) -> Tensor:
@@ -99,20 +113,39 @@ def _product(x: Tensor, origin: Tensor | None, dtype: torch.dtype, rows: Tensor 
     return k.triu_() + k.triu(1).mT
 
 
-def _on_device(x: Tensor, center: bool, origin: Tensor | None) -> Tensor:
-    """The product in float64 on an accelerator, for all of x (..., n, d) at once."""
-    n, half = x.shape[-2], x.shape[-2] // 2
-    width = max(1, _DEVICE_ELEMENTS // max(1, x[..., :1].numel()))
+def _on_device(x: Tensor, origins: Tensor | None) -> Tensor:
+    """The products (b, n, n) in float64 on an accelerator, of x (b, n, d) less origins (b, d).
+
+    Every stretch of columns is a product of its own, all of a block at once: one product with few rows and a
+    million columns would leave most of the accelerator idle. Where there are units for it, float64 is as fast as
+    float32; and unlike float32 it does not depend on whether TF32 is allowed.
+    """
+    b, n, d = x.shape
+    half = n // 2
     # The product is symmetric: its upper rows and its lower right corner are three quarters of the work.
-    upper = x.new_zeros((*x.shape[:-2], half, n), dtype=torch.float64)
-    corner = x.new_zeros((*x.shape[:-2], n - half, n - half), dtype=torch.float64)
-    for start in range(0, x.shape[-1], width):
-        wide = x[..., start : start + width].to(torch.float64)
-        if center:
-            wide = wide - wide.mean(dim=-2, keepdim=True)
-        if origin is not None:
-            wide = wide - origin[..., start : start + width].unsqueeze(-2)
-        upper += wide[..., :half, :] @ wide.mT
-        corner += wide[..., half:, :] @ wide[..., half:, :].mT
+    upper = x.new_zeros((b, half, n), dtype=torch.float64)
+    corner = x.new_zeros((b, n - half, n - half), dtype=torch.float64)
+    most = max(1, DEVICE_ELEMENTS // max(1, b * n * _DEVICE_COLUMNS)) * _DEVICE_COLUMNS
+    for start in range(0, d, most):
+        block = x[..., start : start + most]
+        if origins is not None:
+            block = block.to(torch.float64) - origins[:, start : start + most].unsqueeze(-2)
+        wide = _stretches(block)
+        rows = wide.flatten(0, 1)
+        upper += torch.bmm(rows[:, :half], rows.mT).view(b, -1, half, n).sum(1)
+        corner += torch.bmm(rows[:, half:], rows[:, half:].mT).view(b, -1, n - half, n - half).sum(1)
     lower = torch.cat([upper[..., half:].mT, corner], dim=-1)
     return torch.cat([upper, lower], dim=-2)
+
+
+def _stretches(x: Tensor) -> Tensor:
+    """Columns of x (b, n, c) as (b, c / width, n, width) in float64, the last stretch filled up with zeros."""
+    b, n, c = x.shape
+    width = min(_DEVICE_COLUMNS, c)
+    whole, rest = divmod(c, width)
+    wide = x.new_empty((b, whole + (rest > 0), n, width), dtype=torch.float64)
+    wide[:, :whole] = x[..., : whole * width].unflatten(-1, (whole, width)).transpose(1, 2)  # type: ignore[no-untyped-call]
+    if rest:
+        wide[:, whole, :, :rest] = x[..., whole * width :]
+        wide[:, whole, :, rest:] = 0
+    return wide

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlaw._linalg import BLOCK_ELEMENTS, DEVICE_ELEMENTS, clip_factors, column_blocks, row_norms
+from fedlaw._linalg import clip_factors, gram, row_norms, sq_differences
 
 MAX_COUNT = 1e9  # example counts above this are absurd for any client
 _MAD_TO_SIGMA = 1.48  # 1 / Phi^-1(3/4): the MAD of a normal variable times this is its standard deviation
@@ -240,8 +240,8 @@ def copy_clusters(updates: Tensor, factors: Tensor, radius: Tensor, mask: Tensor
     Two clients are joined if their updates, each multiplied by its factor, are nearer than `radius`; clusters
     are the connected components. Clients outside `mask` are alone. The label of a cluster is its lowest index.
 
-    On a CPU, most pairs are told apart without a product of all rows: sums s of 32 consecutive entries can only
-    shrink distances, |s_i - s_j| <= sqrt(32) |x_i - x_j| (Cauchy and Schwarz), so whoever is apart in them by
+    Most pairs are told apart without a product of all rows: sums s of 32 consecutive entries can only shrink
+    distances, |s_i - s_j| <= sqrt(32) |x_i - x_j| (Cauchy and Schwarz), so whoever is apart in them by
     sqrt(32) radius is apart by radius. That is a bound, not an estimate: no choice of updates gets past it, and
     what it leaves open is looked at in full.
 
@@ -252,71 +252,53 @@ def copy_clusters(updates: Tensor, factors: Tensor, radius: Tensor, mask: Tensor
         mask: (..., n) who is compared at all.
     """
     n = updates.shape[-2]
-    scaled = factors.to(updates)
-    if updates.device.type == "cpu" and updates.shape[-1] > _FEW:
-        flat = zip(
-            updates.reshape(-1, *updates.shape[-2:]), scaled.reshape(-1, n), radius.reshape(-1),
-            mask.reshape(-1, n), strict=True,
-        )  # fmt: skip
-        near = torch.stack([_near_by_sums(*each) for each in flat]).reshape(*mask.shape, n)
-    else:
-        near = _near(updates, scaled, radius) & mask.unsqueeze(-1) & mask.unsqueeze(-2)
-    labels = _components(near)
+    both = mask.unsqueeze(-1) & mask.unsqueeze(-2)
+    near_of = _near_by_sums if updates.shape[-1] > _FEW else _near
+    each = zip(
+        updates.reshape(-1, *updates.shape[-2:]), factors.to("cpu", torch.float64).reshape(-1, n),
+        radius.to("cpu", torch.float64).reshape(-1), both.cpu().reshape(-1, n, n), strict=True,
+    )  # fmt: skip
+    labels = torch.stack([_components(near_of(*one)) for one in each]).reshape(mask.shape)
     sizes = torch.zeros_like(labels).scatter_add(-1, labels, torch.ones_like(labels)).gather(-1, labels)
-    return labels, sizes
+    return labels.to(mask.device), sizes.to(mask.device)
 
 
-def _near(updates: Tensor, factors: Tensor, radius: Tensor) -> Tensor:
-    """(..., n, n) whether two rows, each times its factor, are nearer than radius: by one Gram product."""
-    n = updates.shape[-2]
-    products = updates.new_zeros((*updates.shape[:-2], n, n))
-    for block in column_blocks(updates, BLOCK_ELEMENTS if updates.device.type == "cpu" else DEVICE_ELEMENTS):
-        clipped = block * factors.unsqueeze(-1)
-        products += clipped @ clipped.mT
-    products = products.to(radius.device)
-    squared = products.diagonal(dim1=-2, dim2=-1)
-    distances = squared.unsqueeze(-1) + squared.unsqueeze(-2) - 2 * products
-    return distances < (radius.to(updates.dtype) ** 2)[..., None, None]
+def _near(updates: Tensor, factors: Tensor, radius: Tensor, both: Tensor) -> Tensor:
+    """(n, n) whether two rows of updates (n, d), each times its factor, are nearer than radius: by a Gram product.
+
+    Here and below all but the updates is on the CPU, which is faster over so few numbers.
+    """
+    _, distances = _distances(updates, factors)
+    return (distances < radius.square()) & both
 
 
-def _near_by_sums(updates: Tensor, factors: Tensor, radius: Tensor, mask: Tensor) -> Tensor:
+def _distances(rows: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared lengths (n,) and squared distances (n, n), float64 on the CPU, of rows (n, d) times their factors."""
+    products = gram(rows).cpu() * factors.unsqueeze(-1) * factors
+    squared = products.diagonal()
+    return squared, squared.unsqueeze(-1) + squared - 2 * products
+
+
+def _near_by_sums(updates: Tensor, factors: Tensor, radius: Tensor, both: Tensor) -> Tensor:
     """(n, n) links that join the same rows of updates (n, d) as `_near` does, though not every one of its links."""
-    d = updates.shape[-1]
-    whole = d // _POOL * _POOL
+    whole = updates.shape[-1] // _POOL * _POOL
     pools = updates[:, :whole].unflatten(-1, (-1, _POOL))  # type: ignore[no-untyped-call]
-    sums: Tensor = pools.sum(-1) * factors.unsqueeze(-1)
-    squared = sums.square().sum(-1)
-    apart = squared.unsqueeze(-1) + squared - 2 * (sums @ sums.mT)
+    squared, apart = _distances(pools.sum(-1), factors)
     slack = _ROUNDING * (squared.unsqueeze(-1) + squared)
-    possible = ~(apart - slack >= _POOL * radius.to(updates.dtype) ** 2) & mask.unsqueeze(-1) & mask
+    possible = ~(apart - slack >= _POOL * radius.square()) & both
     groups = _components(possible)
     links = torch.zeros_like(possible)
-    for label in sorted(set(groups.tolist())):
+    for label in sorted(set(groups[groups != torch.arange(len(groups))].tolist())):
         members = (groups == label).nonzero().flatten()
-        if len(members) == 1:
-            continue
+        some, scaled = members.to(updates.device), factors[members].to(updates)
         # Copies are usually all near the first of them; then that settles it.
-        first = members[0]
-        close = _differences(updates, factors, members) < radius
-        if bool(close.all()):
-            links[first, members] = links[members, first] = True
+        first = updates[label] * scaled[0]
+        if bool((sq_differences(updates, first, some, scaled).cpu() < radius.square()).all()):
+            links[label, members] = links[members, label] = True
         else:
-            links[members.unsqueeze(-1), members] = _near(updates[members], factors[members], radius)
+            every = torch.ones(len(members), len(members), dtype=torch.bool)
+            links[members.unsqueeze(-1), members] = _near(updates[some], factors[members], radius, every)
     return links
-
-
-def _differences(updates: Tensor, factors: Tensor, members: Tensor) -> Tensor:
-    """Distances (m,), float64, of the given rows from the first of them, each row times its factor."""
-    first = updates[members[0]] * factors[members[0]]
-    total = torch.zeros(len(members), dtype=torch.float64)
-    for some, where in zip(
-        torch.split(members, 16), torch.split(torch.arange(len(members)), 16), strict=True
-    ):
-        for start in range(0, updates.shape[-1], 1 << 16):
-            tile = updates[:, start : start + (1 << 16)].index_select(0, some)
-            tile = tile.mul_(factors[some].unsqueeze(-1)).sub_(first[start : start + (1 << 16)])
-            total[where] += row_norms(tile).to(torch.float64).square()
-    return total.sqrt()
 
 
 def _components(near: Tensor) -> Tensor:

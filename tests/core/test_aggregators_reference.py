@@ -1,7 +1,9 @@
 """Rules against slow transcriptions of their definitions, written with loops and NumPy only."""
 
 import itertools
+import math
 import warnings
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from fedlaw import aggregators as agg
+from fedlaw.aggregators.base import draw_coordinates
 
 Array = NDArray[np.float64]
 seeds = st.integers(0, 2**32 - 1)
@@ -210,13 +213,27 @@ def test_dnc_on_all_coordinates(seed: int, n: int, d: int) -> None:
     np.testing.assert_allclose(run(agg.DnC(f), x), x[kept].mean(0), atol=1e-9)
 
 
+@pytest.mark.parametrize(("d", "count"), [(7, 3), (7, 5), (5, 1), (5, 5), (4, 0)])
+def test_every_set_of_coordinates_is_drawn_as_often(d: int, count: int) -> None:
+    source, draws = torch.Generator().manual_seed(11), 3000
+    sets = [tuple(draw_coordinates(agg.DnC(1), d, count, source).tolist()) for _ in range(draws)]
+    assert {sum(drawn) for drawn in sets} == {count}
+    expected = draws / math.comb(d, count)
+    seen = Counter(sets)
+    assert len(seen) == math.comb(d, count)
+    assert all(abs(times - expected) <= 5 * math.sqrt(expected) for times in seen.values())
+
+
 def test_dnc_draws_coordinates_and_intersects() -> None:
     x = rows(3, 9, 8)
     rule = agg.DnC(2, iterations=3, subsample=4)
     result = rule(torch.from_numpy(x), generator=torch.Generator().manual_seed(7))
     source, kept = torch.Generator().manual_seed(7), set(range(9))
     for _ in range(3):
-        part = x[:, torch.randperm(8, generator=source)[:4].numpy()]
+        drawn: set[int] = set()
+        while len(drawn) < 4:
+            drawn |= set(torch.randint(8, (4 - len(drawn),), generator=source).tolist())
+        part = x[:, sorted(drawn)]
         centered = part - part.mean(0)
         kept &= set(np.argsort((centered @ np.linalg.svd(centered)[2][0]) ** 2, kind="stable")[:7].tolist())
     np.testing.assert_allclose(result.vector.numpy(), x[sorted(kept)].mean(0), atol=1e-9)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedlaw import _gram, _linalg, screening
 from fedlaw import aggregators as agg
-from fedlaw import screening
 from fedlaw._gram import gram
 from fedlaw._linalg import (
     distances_to,
@@ -19,8 +19,25 @@ from fedlaw._linalg import (
     weighted_sum,
     weighted_sums,
 )
+from fedlaw.aggregators import bucketing
 
 N, D = 40, 9_001  # large enough for the fast paths, and no multiple of anything
+
+
+@pytest.fixture(params=["cpu", "accelerator"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways of doing it; that of an accelerator is arithmetic that a CPU can do as well."""
+    if request.param != "cpu":
+        as_on_an_accelerator(monkeypatch)
+    return str(request.param)
+
+
+def as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (_gram, _linalg, bucketing):
+        monkeypatch.setattr(module, "on_cpu", lambda x: False)
+    monkeypatch.setattr(_gram, "DEVICE_ELEMENTS", 1 << 17)  # several blocks
+    monkeypatch.setattr(_linalg, "DEVICE_ELEMENTS", 1 << 17)
+    monkeypatch.setattr(_linalg, "_CACHED_ELEMENTS", 1 << 15)
 
 
 def normal(seed: int = 0, n: int = N, d: int = D) -> Tensor:
@@ -56,7 +73,7 @@ HARD: dict[str, Callable[[], Tensor]] = {
 
 
 @pytest.mark.parametrize("kind", HARD)
-def test_distances_are_right_to_1e_5_of_themselves(kind: str) -> None:
+def test_distances_are_right_to_1e_5_of_themselves(kind: str, path: str) -> None:
     x = HARD[kind]()
     wide = x.double()
     exact = torch.stack([(wide - row).square().sum(-1) for row in wide])
@@ -71,7 +88,7 @@ def test_distances_are_right_to_1e_5_of_themselves(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", HARD)
-def test_gram_products(kind: str) -> None:
+def test_gram_products(kind: str, path: str) -> None:
     x = HARD[kind]()
     wide = x.double()
     for center in (False, True):
@@ -79,13 +96,17 @@ def test_gram_products(kind: str) -> None:
         exact = rows @ rows.mT
         ours = gram(x, center=center)
         length = exact.diagonal().clamp(min=1e-300).sqrt()
-        assert bool(
-            ((ours - exact).abs() <= 2e-6 * length.unsqueeze(-1) * length + 1e-13 * exact.abs().max()).all()
+        uncentered = (
+            0.0 if path == "cpu" else 1e-14 * wide.norm(dim=-1, keepdim=True)
+        )  # centred after the product
+        bound = (
+            2e-6 * length.unsqueeze(-1) * length + 1e-13 * exact.abs().max() + uncentered * wide.norm(dim=-1)
         )
+        assert bool(((ours - exact).abs() <= bound).all())
 
 
 @pytest.mark.parametrize("kind", HARD)
-def test_products_with_one_vector(kind: str) -> None:
+def test_products_with_one_vector(kind: str, path: str) -> None:
     x = HARD[kind]()
     wide = x.double()
     weights = torch.rand(N, generator=torch.Generator().manual_seed(5))
@@ -102,7 +123,7 @@ def test_products_with_one_vector(kind: str) -> None:
     assert bool(((twice - weights.double() @ wide).abs() <= bound + 1e-40).all())
 
 
-def test_what_comes_in_batches_or_other_layouts_is_the_same() -> None:
+def test_what_comes_in_batches_or_other_layouts_is_the_same(path: str) -> None:
     x = torch.stack([HARD["normal"](), HARD["copies"](), HARD["a shared offset"]()])
     point = x.mean(-2)
     for of in (
@@ -116,7 +137,8 @@ def test_what_comes_in_batches_or_other_layouts_is_the_same() -> None:
     torch.testing.assert_close(
         distances_to(strided, point[0]), distances_to(x[0], point[0]), rtol=1e-5, atol=0
     )
-    torch.testing.assert_close(row_products(x, point)[1], row_products(x[1], point[1]))
+    rtol = 1e-7 if path == "cpu" else 1e-5
+    torch.testing.assert_close(row_products(x, point)[1], row_products(x[1], point[1]), rtol=rtol, atol=1e-7)
 
 
 @pytest.fixture
@@ -145,6 +167,18 @@ def test_the_number_of_threads_changes_no_bit(rule: agg.Rule, d: int, threads: N
         assert torch.get_num_threads() == count
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_an_accelerator_does_the_same_in_its_own_way(rule: agg.Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = normal(d=30_001) + normal(1, 1, 30_001)
+    x[3] = x[2]
+    here = rule(x, generator=torch.Generator().manual_seed(0), reference=x[0])
+    as_on_an_accelerator(monkeypatch)
+    there = rule(x, generator=torch.Generator().manual_seed(0), reference=x[0])
+    torch.testing.assert_close(there.vector, here.vector, rtol=1e-4, atol=1e-5)
+    if here.weights is not None:
+        torch.testing.assert_close(there.weights, here.weights, rtol=1e-4, atol=1e-6)
 
 
 def test_sorted_columns_in_inference_mode_and_half_precision(threads: None) -> None:
@@ -197,7 +231,7 @@ def aligned() -> Tensor:
 
 
 @pytest.mark.parametrize("make", [normal, copies, chain, cancelling, aligned, *list(HARD.values())[1:]])
-def test_the_check_for_copies_finds_what_all_pairs_show(make: Callable[[], Tensor]) -> None:
+def test_the_check_for_copies_finds_what_all_pairs_show(make: Callable[[], Tensor], path: str) -> None:
     x = make()
     mask = torch.arange(N) != 7
     norms = x.double().norm(dim=-1)
@@ -217,7 +251,7 @@ def test_the_check_for_copies_finds_what_all_pairs_show(make: Callable[[], Tenso
 
 
 @pytest.mark.parametrize("kind", HARD)
-def test_products_row_by_row(kind: str) -> None:
+def test_products_row_by_row(kind: str, path: str) -> None:
     x, y = HARD[kind](), normal(8)
     exact = (x.double() * y.double()).sum(-1)
     reach = x.double().norm(dim=-1) * y.double().norm(dim=-1)

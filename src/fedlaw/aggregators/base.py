@@ -164,6 +164,20 @@ def require_generator(rule: Rule, generator: torch.Generator | None) -> torch.Ge
     return generator
 
 
+def draw_coordinates(rule: Rule, d: int, count: int, generator: torch.Generator | None) -> Tensor:
+    """(d,) bool, on the generator's device: `count` of d coordinates drawn without replacement.
+
+    Coordinates are drawn with replacement until so many (or, if that is fewer, so many to leave out) are distinct:
+    several times faster than a permutation of all of them.
+    """
+    source = require_generator(rule, generator)
+    few = min(count, d - count)
+    drawn = torch.zeros(d, dtype=torch.bool, device=source.device)
+    while missing := few - int(torch.count_nonzero(drawn)):
+        drawn.index_fill_(0, torch.randint(d, (missing,), generator=source, device=source.device), True)
+    return drawn if few == count else ~drawn
+
+
 def client_shares(updates: Tensor, counts: Tensor | None) -> Tensor:
     """(..., n) float64 shares of the clients: proportional to their counts; all 1/n if there are none."""
     lead_and_n = updates.shape[:-1]

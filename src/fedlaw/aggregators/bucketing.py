@@ -7,9 +7,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from fedlaw._checks import check_integer
-from fedlaw._linalg import BLOCK_ELEMENTS
+from fedlaw._linalg import BLOCK_ELEMENTS, on_cpu
 from fedlaw._threads import each
 from fedlaw.aggregators.base import (
     IDENTICAL,
@@ -23,8 +24,12 @@ from fedlaw.aggregators.base import (
 )
 
 
-def _bucket_means(rows: Tensor, order: Tensor, size: int, out: Tensor) -> None:
-    """Write the means of rows[order], `size` at a time, into out (m, d)."""
+def _bucket_means(rows: Tensor, order: Tensor, size: int) -> Tensor:
+    """Means (m, d) of rows[order], `size` at a time."""
+    if not on_cpu(rows):  # all buckets in one pass
+        first = torch.arange(0, len(order), size, device=order.device)
+        return embedding_bag(order, rows, first, mode="mean")
+    out = rows.new_empty((-(-len(order) // size), rows.shape[-1]))
 
     def write(bucket: tuple[Tensor, Tensor]) -> None:
         # A bucket and a stretch of columns at a time: a permuted copy of all rows would double the memory.
@@ -34,13 +39,9 @@ def _bucket_means(rows: Tensor, order: Tensor, size: int, out: Tensor) -> None:
             some = rows[:, start : start + width].index_select(0, members)
             torch.mean(some, dim=0, out=mean[start : start + width])
 
-    buckets = list(zip(torch.split(order, size), out, strict=True))
-    if rows.device.type == "cpu":
-        for _ in each(buckets, lambda: write):
-            pass
-    else:
-        for bucket in buckets:
-            write(bucket)
+    for _ in each(list(zip(torch.split(order, size), out, strict=True)), lambda: write):
+        pass
+    return out
 
 
 @registry.register("bucketing")
@@ -93,13 +94,14 @@ class Bucketing(PreAggregator):
         generator = require_generator(self, generator)
         m = self.rows(n)
         flat = updates.reshape(-1, n, updates.shape[-1])
-        out = updates.new_empty((flat.shape[0], m, flat.shape[-1]))
         weights = updates.new_zeros((flat.shape[0], m, n))
         bucket = torch.arange(n, device=updates.device) // self.size
+        means = []
         for b in range(flat.shape[0]):
             order = torch.randperm(n, generator=generator, device=generator.device).to(updates.device)
             weights[b, bucket, order] = 1.0
-            _bucket_means(flat[b], order, self.size, out[b])
+            means.append(_bucket_means(flat[b], order, self.size))
         weights /= weights.sum(-1, keepdim=True)
         lead = updates.shape[:-2]
-        return Aggregate(out.reshape(*lead, m, -1), weights.reshape(*lead, m, n))
+        vector = means[0] if len(means) == 1 else torch.stack(means)
+        return Aggregate(vector.reshape(*lead, m, -1), weights.reshape(*lead, m, n))

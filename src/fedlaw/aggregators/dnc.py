@@ -17,8 +17,8 @@ from fedlaw.aggregators.base import (
     Aggregate,
     Rule,
     State,
+    draw_coordinates,
     registry,
-    require_generator,
 )
 
 
@@ -80,10 +80,8 @@ class DnC(Rule):
             for _ in range(self.iterations if self.subsample < d else 1):
                 part = flat[b]
                 if self.subsample < d:
-                    source = require_generator(self, generator)
-                    drawn = torch.randperm(d, generator=source, device=source.device)[: self.subsample]
-                    # In ascending order: memory is read forwards.
-                    part = part.index_select(-1, drawn.sort().values.to(updates.device))
+                    drawn = draw_coordinates(self, d, self.subsample, generator)
+                    part = part.index_select(-1, drawn.nonzero().flatten().to(updates.device))
                 products.append(gram(part, center=True))
             # s_i = lambda u_i^2, u being the leading eigenvector of the n x n Gram matrix. Small matrices: an
             # accelerator takes longer over them than a CPU does.

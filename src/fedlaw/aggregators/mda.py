@@ -34,7 +34,10 @@ def _tightest(squared: NDArray[np.float64], size: int) -> NDArray[np.intp]:
     out = n - size
     first, second = np.triu_indices(n, 1)
     # Leaving out `out` rows breaks at most out * (n - 1) pairs: a subset's largest distance is among so many + 1.
-    far = np.argsort(-squared[first, second], kind="stable")[: out * (n - 1) + 1]
+    apart = squared[first, second]
+    count = min(out * (n - 1) + 1, len(apart))
+    far = np.argpartition(-apart, count - 1)[:count] if count else np.arange(0)
+    far = far[np.argsort(-apart[far], kind="stable")]
     first, second = first[far], second[far]
     # The first subset in lexicographic order is the one whose complement comes last.
     removed = combinations(range(n), out)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedlaw._checks import check_number, check_positive
 from fedlaw._linalg import (
     BLOCK_ELEMENTS,
-    DEVICE_ELEMENTS,
+    block_columns,
     clip_factors,
     median,
     row_norms,
@@ -25,8 +25,8 @@ from fedlaw.aggregators.base import (
     Aggregate,
     Rule,
     State,
+    draw_coordinates,
     registry,
-    require_generator,
 )
 
 _STEPS = 300  # of mean shift, at most; it ends after a handful
@@ -42,24 +42,31 @@ def mean_shift(points: Tensor, quantile: float) -> Tensor:
     """
     n = len(points)
     near = max(1, int(quantile * n))
-    bandwidth = torch.cdist(points, points).sort(dim=-1).values[:, near - 1].mean()
+    bandwidth = _distances(points, points).kthvalue(near, dim=-1).values.mean()
+    counted = torch.cat([points, torch.ones_like(points[:, :1])], dim=-1)
     ends = points
     for _ in range(_STEPS):
-        inside = (torch.cdist(ends, points) <= bandwidth).to(points.dtype)
-        moved = inside @ points / inside.sum(-1, keepdim=True).clamp(min=1)
-        moved = torch.where(inside.sum(-1, keepdim=True) > 0, moved, ends)
+        sums = (_distances(ends, points) <= bandwidth).to(points.dtype) @ counted
+        size = sums[:, -1:]
+        moved = torch.where(size > 0, sums[:, :-1] / size.clamp(min=1), ends)
         still = bool((moved - ends).abs().max() <= 1e-3 * bandwidth)
         ends = moved
         if still:
             break
-    crowd = (torch.cdist(ends, points) <= bandwidth).sum(-1)
+    crowd = (_distances(ends, points) <= bandwidth).sum(-1)
     left: list[int] = []
-    apart = torch.cdist(ends, ends).tolist()
+    apart = _distances(ends, ends).tolist()
     width = float(bandwidth)
     for i in crowd.argsort(descending=True, stable=True).tolist():
         if all(apart[i][j] > width for j in left):
             left.append(i)
-    return torch.cdist(points, ends[left]).argmin(-1)
+    return _distances(points, ends[left]).argmin(-1)
+
+
+def _distances(a: Tensor, b: Tensor) -> Tensor:
+    # Of few numbers a row, differences are faster than a product; and exact.
+    distances: Tensor = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances
 
 
 @registry.register("signguard")
@@ -112,40 +119,50 @@ class SignGuard(Rule):
         reference: Tensor | None = None,
     ) -> Aggregate:
         n = self._require(updates)
-        norms = row_norms(updates)
+        found = row_norms(updates)
+        flat = updates.reshape(-1, n, updates.shape[-1])
+        # What is left has a few numbers a client: a CPU is faster over them.
+        shares = [self._sign_shares(rows, generator).cpu() for rows in flat]
+        norms = found.cpu()
         middle = median(norms).unsqueeze(-1)
         ordinary = (norms >= self.lower * middle) & (norms <= self.upper * middle)
         kept = ordinary.reshape(-1, n).clone()
-        flat = updates.reshape(-1, n, updates.shape[-1])
-        for b in range(flat.shape[0]):
-            labels = mean_shift(self._sign_shares(flat[b], generator), self.quantile)
-            sizes = torch.zeros(n, dtype=torch.int64, device=labels.device)
-            sizes = sizes.scatter_add(0, labels, kept[b].to(sizes.dtype))
+        for b, points in enumerate(shares):
+            labels = mean_shift(points, self.quantile)
+            sizes = torch.zeros(n, dtype=torch.int64).scatter_add(0, labels, kept[b].to(torch.int64))
             kept[b] &= labels == sizes.argmax()
         chosen = kept.reshape(ordinary.shape).to(updates.dtype)
-        weights = chosen * clip_factors(norms, middle) / chosen.sum(-1, keepdim=True)
+        weights = (chosen * clip_factors(norms, middle) / chosen.sum(-1, keepdim=True)).to(updates.device)
         return Aggregate(weighted_sum(weights, updates), weights)
 
     def _sign_shares(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
         """(n, 3) float64: shares of positive, zero and negative entries of each row (n, d)."""
         d = rows.shape[-1]
-        drawn = None
-        if self.coordinates < 1:
-            source = require_generator(self, generator)
-            drawn = torch.randperm(d, generator=source, device=source.device)[
-                : math.ceil(self.coordinates * d)
-            ]
-            drawn = drawn.sort().values.to(rows.device)  # in ascending order: memory is read forwards
-        counted = d if drawn is None else len(drawn)
-        balance = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)  # positive less negative
-        filled = torch.zeros_like(balance)
-        width = max(1, (BLOCK_ELEMENTS // 4 if rows.device.type == "cpu" else DEVICE_ELEMENTS) // len(rows))
-        for start in range(0, counted, width):
-            if drawn is None:
-                signs = rows[:, start : start + width].sign()
-            else:
-                signs = rows.index_select(-1, drawn[start : start + width]).sign_()
-            balance += signs.sum(-1)
-            filled += signs.abs_().sum(-1)
+        counted = math.ceil(self.coordinates * d)
+        if counted == d:
+            balance, filled = _sign_sums(rows)
+        else:
+            drawn = draw_coordinates(self, d, counted, generator)
+            few = drawn if 2 * counted <= d else ~drawn
+            balance, filled = _sign_sums(rows, few.nonzero().flatten().to(rows.device))
+            if few is not drawn:  # those counted are all but the few
+                every = _sign_sums(rows)
+                balance, filled = every[0] - balance, every[1] - filled
         positive, negative = (filled + balance) / 2, (filled - balance) / 2
         return torch.stack([positive, counted - filled, negative], dim=-1) / counted
+
+
+def _sign_sums(rows: Tensor, columns: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(n,) float64 each: positive less negative entries of rows (n, d), and those not zero; of all columns, or of
+    those with these indices, in ascending order so that memory is read forwards."""
+    balance = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+    filled = torch.zeros_like(balance)
+    width = block_columns(rows, BLOCK_ELEMENTS // 4)
+    for start in range(0, rows.shape[-1] if columns is None else len(columns), width):
+        if columns is None:
+            signs = rows[:, start : start + width].sign()
+        else:
+            signs = rows.index_select(-1, columns[start : start + width]).sign_()
+        balance += signs.sum(-1)
+        filled += signs.abs_().sum(-1)
+    return balance, filled
