@@ -8,9 +8,13 @@
 A rule's floor is made of what was measured in the same run: P, one pass of reading the input; W, writing as much
 into fresh memory; Gram, n (n + 1) d operations at the rate of float32 matrix products; Mix, 2 n^2 d; sort(m),
 columns of m values transposed into cache-sized blocks and sorted by NumPy (CUDA: torch's sort); eig, an
-eigendecomposition of n x n. `memory` is the peak beyond the input, in units of the input. Rows are standard normal.
-ByzFL is installed into an environment of its own on first use (`--no-peer`: not at all); clip and arc write into
-their input, so they are given a copy, as ours make one.
+eigendecomposition of n x n. On CUDA also launch: one operation on n values, in a row of a hundred, which is what any
+operation takes however little it does. A rule is charged those that its formula names beside the passes, counted by
+hand (`LAUNCHES`); with a hundred thousand parameters they are most of it.
+
+`memory` is the peak beyond the input, in units of the input. Rows are standard normal. ByzFL is installed into an
+environment of its own on first use (`--no-peer`: not at all); clip and arc write into their input, so they are given
+a copy, as ours make one.
 """
 
 from __future__ import annotations
@@ -52,10 +56,10 @@ class Case:
     floor: Floor
     peer: str | None = None
 
-    @property
-    def formula(self) -> str:
-        """The floor in words."""
-        return " + ".join(f"{count:g} {unit}" if count != 1 else unit for unit, count in self.floor.items())
+
+def formula(floor: Floor) -> str:
+    """A floor in words."""
+    return " + ".join(f"{count:g} {unit}" if count != 1 else unit for unit, count in floor.items() if count)
 
 
 def cases(n: int, f: int) -> dict[str, Case]:
@@ -85,6 +89,25 @@ def cases(n: int, f: int) -> dict[str, Case]:
         "arc": Case(agg.ARC(f), {"P": 2, "W": 1}, "arc"),
         "nnm": Case(agg.NearestNeighborMixing(f), {"Gram": 1, "Mix": 1, "W": 1}, "nearest_neighbor_mixing"),
     }
+
+
+# Operations on one number a client, or on n x n of them, that no way of writing the rule avoids. Krum: lengths,
+# twice their sum less products, sort, sum of the nearest, least, and the row itself. Those of an iteration count every
+# time.
+LAUNCHES = {
+    "mean": 0, "median": 2, "trimmed_mean": 2, "meamed": 6, "krum": 7, "multi_krum": 8, "bulyan": 6,
+    "geometric_median": 21, "huber": 27, "centered_clipping": 4, "monna": 5, "caf": 3, "dnc": 15, "foolsgold": 14,
+    "signguard": 8, "fltrust": 6, "mda": 5, "bucketing": 3, "clip": 4, "arc": 3, "nnm": 7,
+    # Screening, clipping, alignment, losses and the projection: a sort of n, one of 2n, four sums along them.
+    "published step": 24,
+    # The same without the projection, and copies, strikes, scores, ranks, too-good check and verdict.
+    "copies check": 6, "core judging": 60,
+}  # fmt: skip
+
+
+def launches(name: str, x: Tensor) -> Floor:
+    """What the row `name` is charged beside its passes, where launching costs anything to speak of."""
+    return {} if x.device.type == "cpu" else {"launch": LAUNCHES[name.split(",")[0]]}
 
 
 def best_of(run: Callable[[], object], repeats: int, patience: float = 4.0) -> float:
@@ -129,6 +152,8 @@ def units(x: Tensor, repeats: int, sorted_rows: set[int]) -> Floor:
         "GFLOP/s": 1e-6 / per_flop,
         "GB/s": 4e-6 * n * d / reading,
     }
+    few = x[:, 0].clone()
+    found["launch"] = best_of(lambda: [few.mul_(1) for _ in range(100)], repeats) / 100
     for m in sorted_rows:
         found[f"sort({m})"] = best_of(partial(_sort, x, m), repeats)
     return found
@@ -240,11 +265,18 @@ def own_rows(x: Tensor, floor: Floor, repeats: int) -> list[dict[str, Any]]:
     copies = best_of(lambda: copy_clusters(x, factors, 0.05 * radius, everybody), repeats)
     published = paper["second"] + paper["weigh"]
     judged = core["examine"] + core["second"] + core["weigh"]
-    return [
-        {"name": "published step", "ms": published, "floor": 3 * floor["P"], "formula": "3 P"},
-        {"name": "copies check", "ms": copies, "floor": floor["P"] + floor["Gram"] / 32, "formula": "P + Gram/32"},
-        {"name": "core judging", "ms": judged, "floor": 5 * floor["P"] + copies, "formula": "5 P + copies check"},
-    ]  # fmt: skip
+    parts = {
+        "published step": (published, {"P": 3.0}),
+        "copies check": (copies, {"P": 1.0, "Gram": 1 / 32}),
+        "core judging": (judged, {"P": 5.0, "copies check": 1.0}),
+    }
+    floor = floor | {"copies check": copies}
+    rows = []
+    for name, (took, units_of) in parts.items():
+        charged = units_of | launches(name, x)
+        least = sum(count * floor[unit] for unit, count in charged.items())
+        rows.append({"name": name, "ms": took, "floor": least, "formula": formula(charged)})
+    return rows
 
 
 # ---------------------------------------------------------------------------------------------- tables
@@ -255,7 +287,11 @@ def table(args: argparse.Namespace, d: int, threads: int) -> dict[str, Any]:
     n, f = args.n, args.f
     x = torch.randn(n, d, generator=torch.Generator().manual_seed(0)).to(args.device)
     reference = x.mean(0)
-    chosen = {name: case for name, case in cases(n, f).items() if not args.rules or name in args.rules}
+    chosen = {
+        name: replace(case, floor=case.floor | launches(name, x))
+        for name, case in cases(n, f).items()
+        if not args.rules or name in args.rules
+    }
     wanted = {int(u[5:-1]) for case in chosen.values() for u in case.floor if u.startswith("sort(")}
     floor = units(x, args.repeats, wanted)
     if "caf" in chosen:
@@ -271,7 +307,7 @@ def table(args: argparse.Namespace, d: int, threads: int) -> dict[str, Any]:
         run = partial(_call, case.rule, x, reference)
         least = sum(count * floor[unit] for unit, count in case.floor.items())
         rows.append(
-            {"name": name, "ms": best_of(run, args.repeats), "floor": least, "formula": case.formula,
+            {"name": name, "ms": best_of(run, args.repeats), "floor": least, "formula": formula(case.floor),
              "memory": extra_memory(run, x)}
         )  # fmt: skip
         if case.peer and args.device == "cpu" and not args.no_peer:

@@ -131,9 +131,9 @@ def _on_device(x: Tensor, origins: Tensor | None) -> Tensor:
         if origins is not None:
             block = block.to(torch.float64) - origins[:, start : start + most].unsqueeze(-2)
         wide = _stretches(block)
-        rows = wide.flatten(0, 1)
-        upper += torch.bmm(rows[:, :half], rows.mT).view(b, -1, half, n).sum(1)
-        corner += torch.bmm(rows[:, half:], rows[:, half:].mT).view(b, -1, n - half, n - half).sum(1)
+        parts, rows = wide.shape[1], wide.flatten(0, 1)
+        upper += torch.bmm(rows[:, :half], rows.mT).view(b, parts, half, n).sum(1)
+        corner += torch.bmm(rows[:, half:], rows[:, half:].mT).view(b, parts, n - half, n - half).sum(1)
     lower = torch.cat([upper[..., half:].mT, corner], dim=-1)
     return torch.cat([upper, lower], dim=-2)
 

@@ -123,6 +123,12 @@ def test_products_with_one_vector(kind: str, path: str) -> None:
     assert bool(((twice - weights.double() @ wide).abs() <= bound + 1e-40).all())
 
 
+def test_one_row_and_no_more(path: str) -> None:
+    x = normal(n=1)
+    torch.testing.assert_close(gram(x), x.double() @ x.double().mT, rtol=1e-6, atol=0)
+    assert pairwise_sq_distances(x).tolist() == [[0.0]]
+
+
 def test_what_comes_in_batches_or_other_layouts_is_the_same(path: str) -> None:
     x = torch.stack([HARD["normal"](), HARD["copies"](), HARD["a shared offset"]()])
     point = x.mean(-2)

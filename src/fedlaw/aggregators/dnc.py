@@ -81,7 +81,7 @@ class DnC(Rule):
                 part = flat[b]
                 if self.subsample < d:
                     drawn = draw_coordinates(self, d, self.subsample, generator)
-                    part = part.index_select(-1, drawn.nonzero().flatten().to(updates.device))
+                    part = part.index_select(-1, drawn.to(updates.device).nonzero().flatten())
                 products.append(gram(part, center=True))
             # s_i = lambda u_i^2, u being the leading eigenvector of the n x n Gram matrix. Small matrices: an
             # accelerator takes longer over them than a CPU does.

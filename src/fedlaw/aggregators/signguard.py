@@ -55,11 +55,11 @@ def mean_shift(points: Tensor, quantile: float) -> Tensor:
             break
     crowd = (_distances(ends, points) <= bandwidth).sum(-1)
     left: list[int] = []
-    apart = _distances(ends, ends).tolist()
-    width = float(bandwidth)
-    for i in crowd.argsort(descending=True, stable=True).tolist():
-        if all(apart[i][j] > width for j in left):
-            left.append(i)
+    apart = _distances(ends, ends) > bandwidth
+    order = crowd.argsort(descending=True, stable=True)
+    while len(order):
+        left.append(int(order[0]))
+        order = order[apart[left[-1], order]]
     return _distances(points, ends[left]).argmin(-1)
 
 
@@ -144,7 +144,7 @@ class SignGuard(Rule):
         else:
             drawn = draw_coordinates(self, d, counted, generator)
             few = drawn if 2 * counted <= d else ~drawn
-            balance, filled = _sign_sums(rows, few.nonzero().flatten().to(rows.device))
+            balance, filled = _sign_sums(rows, few.to(rows.device).nonzero().flatten())
             if few is not drawn:  # those counted are all but the few
                 every = _sign_sums(rows)
                 balance, filled = every[0] - balance, every[1] - filled

@@ -255,10 +255,10 @@ def _row_products(matrix: Tensor, rows: Tensor, updates: Tensor) -> Tensor:
     """
     first, m = int(rows[0]), len(rows)
     together = torch.equal(rows, torch.arange(first, first + m))
-    step = m if together else ROWS_AT_ONCE
+    step, where = m if together else ROWS_AT_ONCE, rows.to(matrix.device)
     products = []
     for at in range(0, m, step):
-        own = matrix[first : first + m] if together else matrix[rows[at : at + step]]
+        own = matrix[first : first + m] if together else matrix[where[at : at + step]]
         products.append(paired_products(own, updates[at : at + step]))
     return torch.cat(products)
 
