@@ -8,13 +8,13 @@
 A rule's floor is made of what was measured in the same run: P, one pass of reading the input; W, writing as much
 into fresh memory; Gram, n (n + 1) d operations at the rate of float32 matrix products; Mix, 2 n^2 d; sort(m),
 columns of m values transposed into cache-sized blocks and sorted by NumPy (CUDA: torch's sort); eig, an
-eigendecomposition of n x n. On CUDA also launch: one operation on n values, in a row of a hundred, which is what any
-operation takes however little it does. A rule is charged those that its formula names beside the passes, counted by
-hand (`LAUNCHES`); with a hundred thousand parameters they are most of it.
+eigendecomposition of n x n. On CUDA also launch: one operation on n values, in a row of a hundred, which is what
+any operation takes however little it does. A rule is charged those that its formula names beside the passes,
+counted by hand (`LAUNCHES`); with a hundred thousand parameters they are most of it.
 
 `memory` is the peak beyond the input, in units of the input. Rows are standard normal. ByzFL is installed into an
-environment of its own on first use (`--no-peer`: not at all); clip and arc write into their input, so they are given
-a copy, as ours make one.
+environment of its own on first use (`--no-peer`: not at all); clip and arc write into their input, so they are
+given a copy, as ours make one.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def cases(n: int, f: int) -> dict[str, Case]:
 
 
 # Operations on one number a client, or on n x n of them, that no way of writing the rule avoids. Krum: lengths,
-# twice their sum less products, sort, sum of the nearest, least, and the row itself. Those of an iteration count every
-# time.
+# twice their sum less products, sort, sum of the nearest, least, and the row itself. Those of an iteration count
+# every time.
 LAUNCHES = {
     "mean": 0, "median": 2, "trimmed_mean": 2, "meamed": 6, "krum": 7, "multi_krum": 8, "bulyan": 6,
     "geometric_median": 21, "huber": 27, "centered_clipping": 4, "monna": 5, "caf": 3, "dnc": 15, "foolsgold": 14,

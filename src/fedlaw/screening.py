@@ -191,11 +191,10 @@ def masked_median(values: Tensor, mask: Tensor) -> Tensor:
     >>> masked_median(torch.tensor([1.0, 9.0, 2.0, 4.0]), torch.tensor([True, False, True, True]))
     tensor(2.)
     """
-    ordered = torch.where(mask, values, torch.inf).sort(dim=-1).values
+    ordered = torch.where(mask, values, torch.nan).sort(dim=-1).values  # NaN comes last
     count = mask.sum(-1, keepdim=True)
-    low = ordered.gather(-1, ((count - 1) // 2).clamp(min=0))
-    high = ordered.gather(-1, (count // 2).clamp(max=values.shape[-1] - 1))
-    return torch.where(count > 0, (low + high) / 2, torch.nan).squeeze(-1)
+    middle = torch.cat([count - 1, count], dim=-1) // 2
+    return ordered.gather(-1, middle.clamp(min=0)).mean(-1)
 
 
 def loss_scores(

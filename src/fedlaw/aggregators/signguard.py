@@ -44,15 +44,17 @@ def mean_shift(points: Tensor, quantile: float) -> Tensor:
     near = max(1, int(quantile * n))
     bandwidth = _distances(points, points).kthvalue(near, dim=-1).values.mean()
     counted = torch.cat([points, torch.ones_like(points[:, :1])], dim=-1)
-    ends = points
+    ends, moving = points, torch.arange(n, device=points.device)
     for _ in range(_STEPS):
-        sums = (_distances(ends, points) <= bandwidth).to(points.dtype) @ counted
+        here = ends[moving]
+        sums = (_distances(here, points) <= bandwidth).to(points.dtype) @ counted
         size = sums[:, -1:]
-        moved = torch.where(size > 0, sums[:, :-1] / size.clamp(min=1), ends)
-        still = bool((moved - ends).abs().max() <= 1e-3 * bandwidth)
-        ends = moved
-        if still:
+        moved = torch.where(size > 0, sums[:, :-1] / size.clamp(min=1), here)
+        ends = ends.index_copy(0, moving, moved)
+        steps = (moved - here).abs().amax(-1)
+        if bool(steps.max() <= 1e-3 * bandwidth):
             break
+        moving = moving[steps > 0]  # the others have arrived for good
     crowd = (_distances(ends, points) <= bandwidth).sum(-1)
     left: list[int] = []
     apart = _distances(ends, ends) > bandwidth

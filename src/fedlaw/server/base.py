@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -245,10 +246,11 @@ class Server(ABC):
         self, clients: Sequence[ClientId], updates: Tensor, losses: Tensor | None, counts: Tensor | None
     ) -> None:
         """Screen a block whose shapes are right, refuse rows one by one, and receive the rest."""
+        lengths = row_norms(updates)  # an accelerator goes on with it while the CPU does the rest
         at, where = self._usable(clients)
         losses = None if losses is None else losses.detach().to("cpu", torch.float64)
         counts = None if counts is None else counts.detach().to("cpu", torch.float64)
-        norms = row_norms(updates).to("cpu", torch.float64)
+        norms = lengths.to("cpu", torch.float64)
         codes = screening.screen(updates, losses, counts, needs_loss=self._needs_loss(), norms=norms)[at]
         if bool(codes.any()):
             for place, code in zip(at.tolist(), codes.tolist(), strict=True):
@@ -300,7 +302,7 @@ class Server(ABC):
     def _apply(self, step: Tensor) -> str | None:
         """theta <- theta - alpha * step, unless that is not finite; then the reason in words."""
         params = self.params - self.settings.alpha * step
-        if not bool(torch.isfinite(params).all()):
+        if not finite(params):
             return "the step would have made the model non-finite"
         self.params = params
         return None
@@ -377,6 +379,11 @@ class Server(ABC):
             self.load(Path(path).read_bytes())
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+
+
+def finite(x: Tensor) -> bool:
+    """Whether all entries of x are finite: one pass, and one number to wait for."""
+    return math.isfinite(torch.linalg.vector_norm(x, ord=torch.inf))
 
 
 def _fits(values: Any, m: int) -> bool:
