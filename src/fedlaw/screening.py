@@ -251,24 +251,25 @@ def copy_clusters(updates: Tensor, factors: Tensor, radius: Tensor, mask: Tensor
         mask: (..., n) who is compared at all.
     """
     n = updates.shape[-2]
-    both = mask.unsqueeze(-1) & mask.unsqueeze(-2)
+    here = mask.cpu()
+    pairs = here.unsqueeze(-1) & here.unsqueeze(-2) & ~torch.eye(n, dtype=torch.bool)
     near_of = _near_by_sums if updates.shape[-1] > _FEW else _near
     each = zip(
         updates.reshape(-1, *updates.shape[-2:]), factors.to("cpu", torch.float64).reshape(-1, n),
-        radius.to("cpu", torch.float64).reshape(-1), both.cpu().reshape(-1, n, n), strict=True,
+        radius.to("cpu", torch.float64).reshape(-1), pairs.reshape(-1, n, n), strict=True,
     )  # fmt: skip
     labels = torch.stack([_components(near_of(*one)) for one in each]).reshape(mask.shape)
     sizes = torch.zeros_like(labels).scatter_add(-1, labels, torch.ones_like(labels)).gather(-1, labels)
     return labels.to(mask.device), sizes.to(mask.device)
 
 
-def _near(updates: Tensor, factors: Tensor, radius: Tensor, both: Tensor) -> Tensor:
-    """(n, n) whether two rows of updates (n, d), each times its factor, are nearer than radius: by a Gram product.
+def _near(updates: Tensor, factors: Tensor, radius: Tensor, pairs: Tensor) -> Tensor:
+    """(n, n) which `pairs` of rows (n, d), each times its factor, are nearer than radius: by one Gram product.
 
     Here and below all but the updates is on the CPU, which is faster over so few numbers.
     """
     _, distances = _distances(updates, factors)
-    return (distances < radius.square()) & both
+    return (distances < radius.square()) & pairs
 
 
 def _distances(rows: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
@@ -278,13 +279,13 @@ def _distances(rows: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
     return squared, squared.unsqueeze(-1) + squared - 2 * products
 
 
-def _near_by_sums(updates: Tensor, factors: Tensor, radius: Tensor, both: Tensor) -> Tensor:
+def _near_by_sums(updates: Tensor, factors: Tensor, radius: Tensor, pairs: Tensor) -> Tensor:
     """(n, n) links that join the same rows of updates (n, d) as `_near` does, though not every one of its links."""
     whole = updates.shape[-1] // _POOL * _POOL
     pools = updates[:, :whole].unflatten(-1, (-1, _POOL))  # type: ignore[no-untyped-call]
     squared, apart = _distances(pools.sum(-1), factors)
     slack = _ROUNDING * (squared.unsqueeze(-1) + squared)
-    possible = ~(apart - slack >= _POOL * radius.square()) & both
+    possible = ~(apart - slack >= _POOL * radius.square()) & pairs
     groups = _components(possible)
     links = torch.zeros_like(possible)
     for label in sorted(set(groups[groups != torch.arange(len(groups))].tolist())):
@@ -295,16 +296,18 @@ def _near_by_sums(updates: Tensor, factors: Tensor, radius: Tensor, both: Tensor
         if bool((sq_differences(updates, first, some, scaled).cpu() < radius.square()).all()):
             links[label, members] = links[members, label] = True
         else:
-            every = torch.ones(len(members), len(members), dtype=torch.bool)
-            links[members.unsqueeze(-1), members] = _near(updates[some], factors[members], radius, every)
+            among = (members.unsqueeze(-1), members)
+            links[among] = _near(updates[some], factors[members], radius, pairs[among])
     return links
 
 
 def _components(near: Tensor) -> Tensor:
     """Lowest index (..., n) in each one's connected component of the graph (..., n, n)."""
     n = near.shape[-1]
-    near = near | torch.eye(n, dtype=torch.bool, device=near.device)
     labels = torch.arange(n, device=near.device).expand(near.shape[:-1])
+    if not bool(near.any()):
+        return labels
+    near = near | torch.eye(n, dtype=torch.bool, device=near.device)
     while True:  # lowest label among neighbours, until nothing changes: a few passes for real clusters
         spread = torch.where(near, labels.unsqueeze(-2), n).amin(-1)
         spread = spread.gather(-1, spread)
