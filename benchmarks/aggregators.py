@@ -10,7 +10,8 @@ into fresh memory; Gram, n (n + 1) d operations at the rate of float32 matrix pr
 columns of m values transposed into cache-sized blocks and sorted by NumPy (CUDA: torch's sort); eig, an
 eigendecomposition of n x n. On CUDA also launch: one operation on n values, in a row of a hundred, which is what
 any operation takes however little it does. A rule is charged those that its formula names beside the passes,
-counted by hand (`LAUNCHES`); with a hundred thousand parameters they are most of it.
+counted by hand (`LAUNCHES`); with a hundred thousand parameters they are most of it. The ratio without them stands
+at the end of the line.
 
 `memory` is the peak beyond the input, in units of the input. Rows are standard normal. ByzFL is installed into an
 environment of its own on first use (`--no-peer`: not at all); clip and arc write into their input, so they are
@@ -62,6 +63,15 @@ def formula(floor: Floor) -> str:
     return " + ".join(f"{count:g} {unit}" if count != 1 else unit for unit, count in floor.items() if count)
 
 
+def lower_bound(floor: Floor, measured: Floor) -> dict[str, Any]:
+    """A floor in milliseconds and in words; where launches are part of it, what it is without them."""
+    least = sum(count * measured[unit] for unit, count in floor.items())
+    found = {"floor": least, "formula": formula(floor)}
+    if "launch" in floor:
+        found["without_launches"] = least - floor["launch"] * measured["launch"]
+    return found
+
+
 def cases(n: int, f: int) -> dict[str, Case]:
     """Every registered rule (MDA with f = 1, Bulyan with the largest f it takes)."""
     bulyan = (n - 3) // 4
@@ -91,9 +101,9 @@ def cases(n: int, f: int) -> dict[str, Case]:
     }
 
 
-# Operations on one number a client, or on n x n of them, that no way of writing the rule avoids. Krum: lengths,
-# twice their sum less products, sort, sum of the nearest, least, and the row itself. Those of an iteration count
-# every time.
+# Operations on one number a client, or on n x n of them, that the rule takes when written with torch's. Krum:
+# lengths, twice their sum less products, sort, sum of the nearest, least, and the row itself. Those of an iteration
+# count every time. (One kernel for a whole rule would need none: hence the ratio without them is printed too.)
 LAUNCHES = {
     "mean": 0, "median": 2, "trimmed_mean": 2, "meamed": 6, "krum": 7, "multi_krum": 8, "bulyan": 6,
     "geometric_median": 21, "huber": 27, "centered_clipping": 4, "monna": 5, "caf": 3, "dnc": 15, "foolsgold": 14,
@@ -274,8 +284,7 @@ def own_rows(x: Tensor, floor: Floor, repeats: int) -> list[dict[str, Any]]:
     rows = []
     for name, (took, units_of) in parts.items():
         charged = units_of | launches(name, x)
-        least = sum(count * floor[unit] for unit, count in charged.items())
-        rows.append({"name": name, "ms": took, "floor": least, "formula": formula(charged)})
+        rows.append({"name": name, "ms": took, **lower_bound(charged, floor)})
     return rows
 
 
@@ -305,11 +314,8 @@ def table(args: argparse.Namespace, d: int, threads: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for name, case in chosen.items():
         run = partial(_call, case.rule, x, reference)
-        least = sum(count * floor[unit] for unit, count in case.floor.items())
-        rows.append(
-            {"name": name, "ms": best_of(run, args.repeats), "floor": least, "formula": formula(case.floor),
-             "memory": extra_memory(run, x)}
-        )  # fmt: skip
+        taken, bound = best_of(run, args.repeats), lower_bound(case.floor, floor)
+        rows.append({"name": name, "ms": taken, **bound, "memory": extra_memory(run, x)})
         if case.peer and args.device == "cpu" and not args.no_peer:
             rows[-1]["byzfl"] = byzfl(n, f, d, threads, args.repeats, case.peer)
         _print(rows[-1])
@@ -334,12 +340,13 @@ def _call(rule: agg.Rule, x: Tensor, reference: Tensor) -> None:
 
 
 def _print(row: dict[str, Any]) -> None:
-    memory, peer = row.get("memory"), row.get("byzfl")
+    memory, peer, bare = row.get("memory"), row.get("byzfl"), row.get("without_launches")
     shown = "" if memory is None else f"{memory:.2f}"
     beside = f"{peer:10.1f}{peer / row['ms']:7.1f}" if isinstance(peer, float) else f"{'-':>10}{'-':>7}"
+    without = f"; {row['ms'] / bare:.2f} without launches" if bare else ""
     print(
         f"{row['name']:20}{row['ms']:9.2f}{row['floor']:9.2f}{row['ms'] / row['floor']:7.2f}{shown:>8}{beside}  "
-        f"{row['formula']}{f'; ByzFL not measured: {peer}' if isinstance(peer, str) else ''}",
+        f"{row['formula']}{f'; ByzFL not measured: {peer}' if isinstance(peer, str) else ''}{without}",
         flush=True,
     )
 
