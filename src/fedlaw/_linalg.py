@@ -134,9 +134,9 @@ def distances_to(x: Tensor, point: Tensor, *, squares: Tensor | None = None) -> 
     Differences are taken before squaring, so rows close to the point keep their digits; only one tile of them
     exists at a time. Of a large x only rows closer than 1/16 of |x_i|^2 + |point|^2 are done that way, the others
     by |x_i|^2 - 2 x_i . point + |point|^2, which is faster. `squares` (..., n) are the |x_i|^2 of `row_squares`,
-    for who asks again and again.
+    for who asks again and again; without them an accelerator takes all differences, and is not waited for.
     """
-    if not _by_expansion(x):
+    if not _by_expansion(x) or (squares is None and not on_cpu(x)):
         total = torch.zeros(x.shape[:-1], dtype=torch.float64, device=x.device)
         parts = torch.split(point.unsqueeze(-2), block_columns(x), dim=-1)
         for block, part in zip(column_blocks(x), parts, strict=True):

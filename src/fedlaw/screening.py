@@ -266,15 +266,16 @@ def copy_clusters(updates: Tensor, factors: Tensor, radius: Tensor, mask: Tensor
 def _near(updates: Tensor, factors: Tensor, radius: Tensor, pairs: Tensor) -> Tensor:
     """(n, n) which `pairs` of rows (n, d), each times its factor, are nearer than radius: by one Gram product.
 
-    Here and below all but the updates is on the CPU, which is faster over so few numbers.
+    Here and below all but the updates, and what has their device do most of it, is on the CPU.
     """
     _, distances = _distances(updates, factors)
-    return (distances < radius.square()) & pairs
+    return (distances < float(radius) ** 2).cpu() & pairs
 
 
 def _distances(rows: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared lengths (n,) and squared distances (n, n), float64 on the CPU, of rows (n, d) times their factors."""
-    products = gram(rows).cpu() * factors.unsqueeze(-1) * factors
+    """Squared lengths (n,) and squared distances (n, n), float64, of rows (n, d) times their factors."""
+    scale = factors.to(rows.device)
+    products = gram(rows) * scale.unsqueeze(-1) * scale
     squared = products.diagonal()
     return squared, squared.unsqueeze(-1) + squared - 2 * products
 
@@ -285,7 +286,7 @@ def _near_by_sums(updates: Tensor, factors: Tensor, radius: Tensor, pairs: Tenso
     pools = updates[:, :whole].unflatten(-1, (-1, _POOL))  # type: ignore[no-untyped-call]
     squared, apart = _distances(pools.sum(-1), factors)
     slack = _ROUNDING * (squared.unsqueeze(-1) + squared)
-    possible = ~(apart - slack >= _POOL * radius.square()) & pairs
+    possible = ~(apart - slack >= _POOL * float(radius) ** 2).cpu() & pairs
     groups = _components(possible)
     links = torch.zeros_like(possible)
     for label in sorted(set(groups[groups != torch.arange(len(groups))].tolist())):

@@ -35,8 +35,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 def as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (_gram, _linalg, bucketing):
         monkeypatch.setattr(module, "on_cpu", lambda x: False)
-    monkeypatch.setattr(_gram, "DEVICE_ELEMENTS", 1 << 17)  # several blocks
-    monkeypatch.setattr(_linalg, "DEVICE_ELEMENTS", 1 << 17)
+        monkeypatch.setattr(module, "DEVICE_ELEMENTS", 1 << 17)  # several blocks
     monkeypatch.setattr(_linalg, "_CACHED_ELEMENTS", 1 << 15)
 
 
@@ -158,7 +157,7 @@ RULES = [
     agg.Mean(), agg.Median(), agg.TrimmedMean(16), agg.Meamed(16), agg.Krum(16), agg.MultiKrum(16), agg.Bulyan(9),
     agg.GeometricMedian(), agg.CenteredClipping(iterations=2), agg.Huber(iterations=3), agg.MoNNA(16), agg.CAF(16),
     agg.DnC(16, subsample=7000), agg.FoolsGold(), agg.SignGuard(), agg.FLTrust(), agg.MDA(1), agg.Bucketing(2),
-    agg.NearestNeighborMixing(16), agg.Clip(), agg.ARC(16),
+    agg.Bucketing(3), agg.NearestNeighborMixing(16), agg.Clip(), agg.ARC(16),
 ]  # fmt: skip
 
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag
 
 from fedlaw._checks import check_integer
-from fedlaw._linalg import BLOCK_ELEMENTS, on_cpu
+from fedlaw._gram import DEVICE_ELEMENTS, on_cpu
+from fedlaw._linalg import BLOCK_ELEMENTS
 from fedlaw._threads import each
 from fedlaw.aggregators.base import (
     IDENTICAL,
@@ -26,10 +26,17 @@ from fedlaw.aggregators.base import (
 
 def _bucket_means(rows: Tensor, order: Tensor, size: int) -> Tensor:
     """Means (m, d) of rows[order], `size` at a time."""
-    if not on_cpu(rows):  # all buckets in one pass
-        first = torch.arange(0, len(order), size, device=order.device)
-        return embedding_bag(order, rows, first, mode="mean")
     out = rows.new_empty((-(-len(order) // size), rows.shape[-1]))
+    if not on_cpu(rows):  # as many buckets at once as memory allows; a last, smaller one by itself
+        whole = len(order) // size
+        step = max(1, DEVICE_ELEMENTS // max(1, size * rows.shape[-1]))
+        for first in range(0, whole, step):
+            means = out[first : min(first + step, whole)]
+            some = rows.index_select(0, order[first * size : (first + len(means)) * size])
+            torch.mean(some.view(len(means), size, -1), dim=1, out=means)
+        if whole < len(out):
+            torch.mean(rows.index_select(0, order[whole * size :]), dim=0, out=out[whole])
+        return out
 
     def write(bucket: tuple[Tensor, Tensor]) -> None:
         # A bucket and a stretch of columns at a time: a permuted copy of all rows would double the memory.
