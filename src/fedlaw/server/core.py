@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedlaw.screening import clip_to_median, copy_clusters, loss_scores, masked_median
+from fedlaw.server.core_appeal import appeal, refresh, settle
 from fedlaw.server.core_math import (
     CoreState,
     by_count,
@@ -35,7 +36,6 @@ from fedlaw.server.core_math import (
     worst,
 )
 from fedlaw.server.core_settings import CoreSettings
-from fedlaw.server.core_verdict import deliberate, refresh, unseat_minority
 from fedlaw.server.judge import (
     Arrived,
     Evidence,
@@ -51,7 +51,7 @@ from fedlaw.server.judge import (
 
 @dataclass(frozen=True)
 class Core(CoreSettings, Scheduled):
-    """Judging by a core; the settings are those of `CoreSettings`. Preset `hardened` adds verdicts and majorities.
+    """Judging by a core; the settings are those of `CoreSettings`. Preset `hardened` adds the appeal.
 
     >>> Core().bind(n=200, rounds=200).judged_rounds
     80
@@ -69,9 +69,10 @@ class Core(CoreSettings, Scheduled):
             excluded=of(0, i, n), strikes=of(0, i, n), copies=of(0, i, n), asked=of(0, i, n),
             scored=of(0, i, n), total=of(0, f, n), decay=of(0, f, n), early=of(0, f, n),
             early_rounds=of(0, i, n), core=of(True, b, n), members=of(False, b, n), weights=of(1 / n, f, n),
-            cosines=of(torch.nan, f, self.judged_rounds or 0, n), burst=of(0, f, n), burst_rounds=of(0, i, n),
-            burst_asked=of(0, i, n), joining=of(0, i, n), benched=of(0, i, n), seated=of(0, i, n),
-            verdict=of(False, b, n), standing=of(0, i),
+            cosines=of(torch.nan, f, self.longest or 0, n), burst=of(0, f, n), burst_rounds=of(0, i, n),
+            burst_asked=of(0, i, n), joining=of(0, i, n), until=of(self.judged_rounds or 0, i),
+            assembly=of(torch.nan, f, (self.longest or 0) if self.appeal_gap else 0, n), divided=of(0, i),
+            appeal=of(0, i), cores=of(False, b, (self.longest or 0) if self.turnover < 1 else 0, n),
         )  # fmt: skip
 
     # -------------------------------------------------------------------------------------- schedule
@@ -107,7 +108,10 @@ class Core(CoreSettings, Scheduled):
         bench = self._bench(state, arrived.asked)
         weights = uniform(bench & ~sitting, fallback=alive & arrived.asked)
         enough = self._quorum(bench, present)
-        return Examined(state, factors, radius, weights, arrived.asked & present & alive, enough)
+        usable = arrived.asked & present & alive
+        judging = self.appeal_gap and not self.frozen(state)
+        assembly = uniform(usable & ~sitting, fallback=usable) if judging else None
+        return Examined(state, factors, radius, weights, usable, enough, assembly)
 
     def _suspect(
         self,
@@ -160,7 +164,14 @@ class Core(CoreSettings, Scheduled):
         alive = state.excluded == 0
         scored = evidence.scored & alive
         absent = evidence.asked & alive & ~scored
-        cosine = cosines(examined.weights, evidence)
+        assembly: Tensor | None = None
+        if examined.assembly is None:
+            cosine = cosines(examined.weights, evidence.along, evidence.length, evidence)
+        else:
+            both = torch.stack([examined.weights, examined.assembly], dim=-2)
+            own = replace(evidence, own=evidence.own.unsqueeze(-2), norms=evidence.norms.unsqueeze(-2))
+            cosine, assembly = cosines(both, evidence.along, evidence.length, own).unbind(-2)
+            assembly = torch.where(scored, assembly, torch.nan)
         block = (self._cluster(scored.shape[-1]), self.most_out(scored.shape[-1]))
         scores = loss_scores(
             evidence.losses.to(torch.float64),
@@ -177,18 +188,23 @@ class Core(CoreSettings, Scheduled):
         if self.frozen(state):
             state, weights = refresh(self, state, cosine, scored, absent, evidence.counts)
         else:
-            state = self._accumulate(state, score, cosine, scored, absent)
+            state = self._accumulate(state, score, cosine, assembly, scored, absent)
             state = self._too_good(state, scored)
-            state = unseat_minority(self, state)
-            state = self._seat(state)
-            state = deliberate(self, state)
+            state = appeal(self, state)
+            state = settle(self, self._seat(state))
             state, weights = self._freeze(state, evidence.counts)
         score = state.total / state.decay.clamp(min=1e-300)
         reasons["score"] = torch.where(state.decay > 0, score, torch.nan)
         return Verdict(state, weights, enough, reasons)
 
     def _accumulate(
-        self, state: CoreState, score: Tensor, cosine: Tensor, scored: Tensor, absent: Tensor
+        self,
+        state: CoreState,
+        score: Tensor,
+        cosine: Tensor,
+        assembly: Tensor | None,
+        scored: Tensor,
+        absent: Tensor,
     ) -> CoreState:
         """S and what it is divided by; a client that was not asked keeps both."""
         fade = (state.judged.unsqueeze(-1) >= 2).to(torch.float64) * self.decay
@@ -196,6 +212,7 @@ class Core(CoreSettings, Scheduled):
         own = state.scored + scored
         early = scored & (own >= self.too_good_from) & (own <= self.too_good_to)
         row = torch.arange(state.cosines.shape[-2], device=own.device) == state.judged.unsqueeze(-1)
+        row = row.unsqueeze(-1)
         return replace(
             state,
             judged=state.judged + 1,
@@ -205,13 +222,16 @@ class Core(CoreSettings, Scheduled):
             decay=torch.where(counted, fade * state.decay + 1, state.decay),
             early=state.early + torch.where(early, cosine, 0.0),
             early_rounds=state.early_rounds + early,
-            cosines=torch.where(row.unsqueeze(-1), cosine.unsqueeze(-2), state.cosines),
+            cosines=torch.where(row, cosine.unsqueeze(-2), state.cosines),
+            assembly=state.assembly
+            if assembly is None
+            else torch.where(row, assembly.unsqueeze(-2), state.assembly),
         )
 
     def _too_good(self, state: CoreState, scored: Tensor) -> CoreState:
         """Step 4, whenever a client completes its own rounds of the check, and once more at the freeze."""
         n = scored.shape[-1]
-        last = (state.judged == (self.judged_rounds or 0)).unsqueeze(-1)
+        last = (state.judged == state.until).unsqueeze(-1)
         complete = (state.scored >= self.too_good_to) | (last & (state.early_rounds > 0))
         due = last | (scored & (state.scored == self.too_good_to)).any(-1, keepdim=True)
         checked = complete & (state.excluded == 0)
@@ -233,11 +253,11 @@ class Core(CoreSettings, Scheduled):
         """
         heard = ((state.excluded != 0) | (state.asked > 0)).sum(-1, keepdim=True)
         seats = heard - (heard * self.attackers_below + 1e-9).floor().to(heard.dtype)
-        free = state.benched <= state.judged.unsqueeze(-1)
-        candidates = (state.excluded == 0) & (state.decay > 0) & free
+        candidates = (state.excluded == 0) & (state.decay > 0)
         score = torch.where(candidates, state.total / state.decay.clamp(min=1e-300), -torch.inf)
         core = candidates & (rank(score) < seats)
-        return replace(state, core=core, seated=torch.where(core, state.seated + 1, 0))
+        now = torch.arange(state.cores.shape[-2], device=core.device) == state.judged.unsqueeze(-1) - 1
+        return replace(state, core=core, cores=state.cores | (now.unsqueeze(-1) & core.unsqueeze(-2)))
 
     def _freeze(self, state: CoreState, counts: Tensor) -> tuple[CoreState, Tensor]:
         """Step 6 in the last judged round; before it, uniform weights on the core."""
@@ -245,10 +265,9 @@ class Core(CoreSettings, Scheduled):
         alive = state.excluded == 0
         there = state.scored >= self.presence * state.asked
         members = (state.core | (window > self.threshold)) & alive & there & (state.scored > 0)
-        given = state.standing > 0
-        members = torch.where(given.unsqueeze(-1), alive & ~state.verdict, members)
         members = torch.where(members.any(-1, keepdim=True), members, state.core & alive)
-        now = given & (state.standing >= self.verdict_rounds) | (state.judged >= (self.judged_rounds or 0))
+        appealed = (state.divided > 0) & (state.judged < (self.longest or 0))  # wait for how that ends
+        now = (state.judged >= state.until) & ~appealed
         weights = by_count(members, counts, self.count_cap)
         during = uniform(state.core, fallback=alive)
         final = now.unsqueeze(-1)
@@ -268,7 +287,12 @@ class Core(CoreSettings, Scheduled):
         return replace(state, since=state.since + 1)
 
     def notes(self, state: CoreState) -> tuple[str, ...]:
-        """What the operator should be told at the freeze."""
+        """What the operator should be told: a new core, and at the freeze a court that could not tell."""
+        if int(state.appeal) and int(state.appeal) == int(state.judged) and not bool(state.frozen.all()):
+            return (
+                f"judged round {int(state.appeal)}: everybody's direction divides the clients and the core's does "
+                "not, so the core may be a clique; a new one was seated, and judging starts again",
+            )
         if not bool(state.frozen.all()) or int(state.since) > 0 or float(state.competence) > self.competence:
             return ()
         return (

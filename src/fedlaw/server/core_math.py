@@ -20,9 +20,10 @@ class CoreState:
     judged rounds. total, decay: accumulated score and what it is divided by. early, early_rounds: sum and
     number of cosines in a client's own rounds of the too-good check. core, members: bool. weights: final ones.
     cosines: c of every judged round, NaN where there was none. burst, burst_rounds, burst_asked: of the refresh
-    under way. joining: bursts in a row above the threshold. benched: the judged round up to which a client
-    is kept out of the core. seated: judged rounds in a row in the core. verdict: who would be left out by the
-    verdict of the last judged round. standing: judged rounds in a row it has stood, 0: there is none.
+    under way. joining: bursts in a row above the threshold. until: judged rounds at the freeze. assembly: like
+    cosines, with everybody's direction. divided: judged rounds in a row in which that divided the clients and the
+    core's did not. appeal: the judged round in which a new core was seated, 0: in none. cores: like cosines, who
+    was in the core.
     """
 
     judged: Tensor
@@ -46,10 +47,11 @@ class CoreState:
     burst_rounds: Tensor
     burst_asked: Tensor
     joining: Tensor
-    benched: Tensor
-    seated: Tensor
-    verdict: Tensor
-    standing: Tensor
+    until: Tensor
+    assembly: Tensor
+    divided: Tensor
+    appeal: Tensor
+    cores: Tensor
 
 
 def windowed_mean(cosines: Tensor, window: int) -> Tensor:
@@ -64,11 +66,11 @@ def windowed_mean(cosines: Tensor, window: int) -> Tensor:
     return torch.where(inside, cosines, 0.0).sum(-2) / inside.sum(-2)
 
 
-def cosines(weights: Tensor, evidence: Evidence) -> Tensor:
-    """Step 3's c_i; 0 for a client without direction or with nothing to be compared with."""
+def cosines(weights: Tensor, along: Tensor, length: Tensor, evidence: Evidence) -> Tensor:
+    """Step 3's c_i with z = sum_i w_i g~_i, given g_i . z and |z|; 0 for a client without direction or company."""
     w = weights.to(torch.float64)
-    top = evidence.along.to(torch.float64) - w * evidence.own.to(torch.float64)
-    bottom = (1 - w) * evidence.norms.to(torch.float64) * evidence.length.to(torch.float64).unsqueeze(-1)
+    top = along.to(torch.float64) - w * evidence.own.to(torch.float64)
+    bottom = (1 - w) * evidence.norms.to(torch.float64) * length.to(torch.float64).unsqueeze(-1)
     return torch.where(bottom > 0, top / bottom.clamp(min=1e-300), 0.0)
 
 
@@ -131,22 +133,3 @@ def widest_gap(values: Tensor, mask: Tensor, above: int, below: Tensor) -> tuple
     gap, start = torch.where(allowed, gaps, -torch.inf).max(dim=-1, keepdim=True)
     places = torch.zeros_like(order).scatter(-1, order, place)
     return gap, mask & (places >= start) & torch.isfinite(gap)
-
-
-def verdict(recent: Tensor, mask: Tensor, room: Tensor, gap: float, above: float) -> tuple[Tensor, Tensor]:
-    """Whether the mean cosines `recent` of `mask` divide the clients, (..., 1), and who is against (..., n).
-
-    Against are those not above `above`. They must be at most `room` (..., 1), not everybody, and the least of the
-    others must be more than `gap` away from the largest of them: nobody stands between the two sides.
-
-    >>> given, against = verdict(torch.tensor([0.2, -0.1, 0.3]), torch.ones(3, dtype=torch.bool), torch.tensor([1]),
-    ...                          gap=0.08, above=0.02)
-    >>> given.item(), against.tolist()
-    (True, [False, True, False])
-    """
-    against = mask & ~(recent > above)
-    others = mask & ~against
-    low = torch.where(others, recent, torch.inf).amin(-1, keepdim=True)
-    high = torch.where(against, recent, -torch.inf).amax(-1, keepdim=True)
-    few = against.sum(-1, keepdim=True) <= room
-    return few & others.any(-1, keepdim=True) & (low - high > gap), against

@@ -6,18 +6,19 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from fedlaw._checks import check_choice, check_integer, check_number, check_positive
-from fedlaw.server.judge import share
+from fedlaw.server.judge import at_least, share
 
 
 @dataclass(frozen=True)
 class CoreSettings:
-    """Settings of core judging. The defaults are the plain recipe: `verdict_rounds` and `minority_gap` are off.
+    """Settings of core judging. The defaults are the plain recipe: `appeal_gap` and `turnover` are off.
 
     Attributes:
         attackers_below: the share of clients that may be malicious, all that has to be known: the core has
             n - floor(share * n) seats, and never are more than floor(share * n) clients shut out.
         judged_rounds: rounds with two phases before the freeze; None: min(80, 0.4 of all rounds).
         window: own answered rounds whose mean cosine decides at the freeze; None: 3/8 of the judged rounds.
+        longest: rounds with two phases at most, should a new core be seated late; None: as many as that can take.
         decay: what the accumulated score is multiplied by each round, from round 3 on.
         loss_weight: lambda, weight of the loss score against the cosine.
         loss_bound: loss scores are clipped to plus or minus this.
@@ -32,15 +33,12 @@ class CoreSettings:
         too_good_gap: width of the gap above which a group is too good to be true.
         too_good_share, too_good_least, too_good_most: size of such a group: max(too_good_least,
             ceil(too_good_share * n)) to floor(too_good_most * n).
-        minority_gap: a core that has not half of the clients behind it loses its seats if its own median cosine
-            exceeds that of the others by more than this; 0: it never does.
-        minority_window: own answered rounds whose mean cosine that takes, and rounds who lost a seat stays out.
-        verdict_rounds: rounds in a row the same verdict must stand for the freeze to come early; 0: it never does.
-            A verdict is there when nobody stands between those behind the core and those against it, and those
-            are no more than may attack (or none). In the last judged round it counts however short it stands.
-        verdict_window: own answered rounds whose mean cosine a verdict takes.
-        verdict_above: mean cosine above which a client is behind the core.
-        verdict_gap: width of the gap between those behind the core and those against it.
+        appeal_gap: width of the gap by which everybody's direction must divide the clients, while the core's does
+            not by half of it, for a new core to be seated; 0: the core is never asked to leave.
+        appeal_window: own answered rounds whose mean cosines that takes.
+        appeal_share: of the judged rounds, how many in a row that must hold.
+        turnover: share of the core's seats that may have changed hands in the last half window at the freeze; with
+            more, judging starts again. 1: any.
         threshold: windowed cosine above which a client outside the core is admitted at the freeze.
         presence: share of the judged rounds it was asked in that a client must have been scored in.
         quorum: share of the core that must answer, or the round is skipped.
@@ -49,13 +47,15 @@ class CoreSettings:
         refresh_period: rounds from one refresh to the next after the freeze; 0: none.
         refresh_rounds: two-phase rounds of one refresh.
         refresh_gap: width of the gap that a member must also be below to leave in a refresh; with one, who joins
-            must exceed `verdict_above`; 0: the threshold decides alone.
+            must exceed `refresh_above`; 0: the threshold decides alone.
+        refresh_above: mean cosine above which an outsider may join in a refresh with a gap.
         refresh_bursts: refreshes in a row above the threshold before an outsider joins.
     """
 
     attackers_below: float = 0.45
     judged_rounds: int | None = None
     window: int | None = None
+    longest: int | None = None
     decay: float = 0.95
     loss_weight: float = 0.03
     loss_bound: float = 3.0
@@ -72,12 +72,10 @@ class CoreSettings:
     too_good_share: float = 0.03
     too_good_least: int = 2
     too_good_most: float = 0.49
-    minority_gap: float = 0.0
-    minority_window: int = 5
-    verdict_rounds: int = 0
-    verdict_window: int = 12
-    verdict_gap: float = 0.04
-    verdict_above: float = 0.02
+    appeal_gap: float = 0.0
+    appeal_window: int = 5
+    appeal_share: float = 0.25
+    turnover: float = 1.0
     threshold: float = -0.03
     presence: float = 0.5
     quorum: float = 0.5
@@ -87,6 +85,7 @@ class CoreSettings:
     refresh_rounds: int = 5
     refresh_bursts: int = 2
     refresh_gap: float = 0.0
+    refresh_above: float = 0.02
 
     def __post_init__(self) -> None:
         check_number("attackers_below", self.attackers_below, low=0, high=0.5, open_low=True)
@@ -95,30 +94,30 @@ class CoreSettings:
                 "attackers_below must be under 0.5, got 0.5: with half of the clients the core is theirs"
             )
         check_number("decay", self.decay, low=0, high=1, open_low=True)
-        for name in ("judged_rounds", "window"):
+        for name in ("judged_rounds", "window", "longest"):
             if getattr(self, name) is not None:
                 check_integer(f"{name} (or None)", getattr(self, name), 1)
         for name in (
-            "copy_least", "too_good_least", "too_good_from", "too_good_to", "refresh_bursts", "minority_window",
-            "verdict_window",
+            "copy_least", "too_good_least", "too_good_from", "too_good_to", "refresh_bursts", "appeal_window",
         ):  # fmt: skip
             check_integer(name, getattr(self, name), 1)
-        for name in ("strikes_allowed", "sittings_allowed", "refresh_period", "verdict_rounds"):
+        for name in ("strikes_allowed", "sittings_allowed", "refresh_period"):
             check_integer(name, getattr(self, name))
-        for name in ("presence", "quorum", "copy_share", "too_good_share", "too_good_most"):
+        for name in (
+            "presence",
+            "quorum",
+            "copy_share",
+            "too_good_share",
+            "too_good_most",
+            "appeal_share",
+            "turnover",
+        ):
             check_number(name, getattr(self, name), low=0, high=1)
         for name in ("strike_ratio", "count_cap"):
             check_number(name, getattr(self, name), low=1)
-        for name in (
-            "loss_weight",
-            "copy_ratio",
-            "too_good_gap",
-            "minority_gap",
-            "verdict_gap",
-            "refresh_gap",
-        ):
+        for name in ("loss_weight", "copy_ratio", "too_good_gap", "appeal_gap", "refresh_gap"):
             check_number(name, getattr(self, name), low=0)
-        for name in ("threshold", "competence", "verdict_above"):
+        for name in ("threshold", "competence", "refresh_above"):
             check_number(name, getattr(self, name), low=-1, high=1)
         check_positive("loss_bound", self.loss_bound)
         check_choice("equal_losses", self.equal_losses, ("count", "once"))
@@ -133,12 +132,19 @@ class CoreSettings:
             )
 
     def bind(self, n: int, rounds: int) -> Self:
-        """The settings with `judged_rounds` and `window` resolved for n clients and `rounds` rounds."""
+        """The settings with `judged_rounds`, `window` and `longest` resolved for n clients and `rounds` rounds."""
         judged = self.judged_rounds or max(1, min(80, share(0.4, rounds)))
         window = self.window or max(1, 3 * judged // 8)
         if judged > rounds:
             raise ValueError(f"judged_rounds must be at most rounds = {rounds}, got {judged}")
-        return replace(self, judged_rounds=judged, window=min(window, judged))
+        window = min(window, judged)
+        late = self.patience(judged) + window if self.appeal_gap else window if self.turnover < 1 else 0
+        longest = self.longest or judged + late
+        return replace(self, judged_rounds=judged, window=window, longest=max(judged, min(longest, rounds)))
+
+    def patience(self, judged: int) -> int:
+        """For how many judged rounds in a row an appeal must stand."""
+        return max(1, at_least(self.appeal_share, judged))
 
     def most_out(self, n: int) -> int:
         """How many of n clients may be shut out at most: floor(attackers_below * n)."""

@@ -63,6 +63,7 @@ class Examined:
         weights: (..., n) of the look-ahead model; in a one-phase round of the step itself.
         usable: (..., n) bool, whose phase-2 reply is wanted.
         enough: (...) bool, False: too few answered, the round is to be skipped.
+        assembly: (..., n) other weights that the judge wants phase 2 summed by as well; None: it does not.
     """
 
     state: Any
@@ -71,6 +72,7 @@ class Examined:
     weights: Tensor
     usable: Tensor
     enough: Tensor
+    assembly: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,10 @@ class Evidence:
     weights and z = sum_i w_i g~_i:
 
     Attributes:
-        along: (..., n) g_i . z.
+        along: (..., n) g_i . z; (..., 2, n), with a second z by the weights of the assembly, if there are any.
         own: (..., n) g_i . g~_i.
         norms: (..., n) |g_i|.
-        length: (...) |z|.
+        length: (...) |z|; (..., 2) with an assembly.
         losses: (..., n) f~_i.
         asked, scored: (..., n) bool; scored: answered both phases.
         counts: (..., n).

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlaw._linalg import clip_factors, paired_products, weighted_sum
+from fedlaw._linalg import clip_factors, paired_products, weighted_sum, weighted_sums
 from fedlaw.server import state as checkpoint
-from fedlaw.server.base import ROWS_AT_ONCE, Server
+from fedlaw.server.base import ROWS_AT_ONCE, Server, finite
 from fedlaw.server.core import Core
 from fedlaw.server.judge import Arrived, Evidence, Examined, Exclusion, Judge, Status
 from fedlaw.server.protocol import ClientId, RoundReport, Settings
@@ -87,7 +87,7 @@ class FedLAW(Server):
         examined, device = self._examined, updates.device
         factors = clip_factors(norms, examined.radius)
         self._second_factors[rows] = factors
-        self._z += weighted_sum((examined.weights[rows] * factors).to(device), updates)
+        self._z += weighted_sums((self._sums[:, rows] * factors).to(device), updates)
         if not isinstance(self.judge, Published | LinearProgram):  # they do not look at a client's own share
             self._products[rows.to(device)] = _row_products(self._gathered, rows, updates)
 
@@ -111,9 +111,11 @@ class FedLAW(Server):
         self._lookahead = self.params - self.settings.alpha * self._weighted(
             self._examined.weights, self._answered
         )
-        if not bool(torch.isfinite(self._lookahead).all()):
+        if not finite(self._lookahead):
             return self._report(weights=None, skipped="the look-ahead model would not have been finite")
-        self._z = torch.zeros_like(self.params)
+        wanted = [each for each in (self._examined.weights, self._examined.assembly) if each is not None]
+        self._sums = torch.stack(wanted)
+        self._z = self.params.new_zeros(len(wanted), len(self.params))
         self._products = torch.zeros(self.n, dtype=torch.float64, device=self.params.device)
         self._second_factors = torch.ones(self.n, dtype=torch.float64)
         self.phase = 2
@@ -122,15 +124,17 @@ class FedLAW(Server):
 
     def _close_second(self) -> RoundReport:
         examined = self._examined
-        along, length = torch.mv(self._gathered, self._z), torch.linalg.vector_norm(self._z)
+        along, length = self._z @ self._gathered.mT, torch.linalg.vector_norm(self._z, dim=1)
         found = torch.cat(
-            [along.double(), self._products, length.double().view(1)]
+            [along.flatten().double(), self._products, length.double()]
         ).cpu()  # one way home for all
+        along, own, length = torch.split(found, [along.numel(), self.n, len(length)])
+        alone = examined.assembly is None
         evidence = Evidence(
-            along=found[: self.n] * examined.factors,
-            own=found[self.n : -1] * examined.factors * self._second_factors,
+            along=(along if alone else along.view(-1, self.n)) * examined.factors,
+            own=own * examined.factors * self._second_factors,
             norms=self._clipped_norms,
-            length=found[-1],
+            length=length[0] if alone else length,
             losses=self._losses,
             asked=self._asked,
             scored=self._answered,
@@ -266,7 +270,7 @@ def _row_products(matrix: Tensor, rows: Tensor, updates: Tensor) -> Tensor:
 PRESETS: dict[str, Published | Core] = {
     # As published. The paper names server-side clipping as part of the method and no radius: the median norm.
     "paper": Published(attackers=0.4, beta=0.01, clip="median"),
-    "hardened": Core(equal_losses="once"),
+    "hardened": Core(equal_losses="once", too_good_gap=0.25, appeal_gap=0.15, turnover=0.4),
 }
 
 
@@ -275,7 +279,8 @@ def preset(name: str) -> Published | Core:
 
     `paper`: the published step, sparsity n - b_f fixed from round 1, beta 0.01, weights learned in 20 rounds,
     updates clipped to the median norm. It has to be told the share of attackers.
-    `hardened`: core judging with its measured defaults, a block of equal losses counted once. It is told nothing.
+    `hardened`: core judging with a block of equal losses counted once, a wider gap before a group is too good to be
+    true, an appeal from a core that was taken, and no freeze by a core that has just changed. It is told nothing.
 
     >>> type(preset("hardened")).__name__
     'Core'

@@ -1,0 +1,125 @@
+"""What core judging does beside its rounds: an appeal from a core that was taken, and refreshes after the freeze.
+
+Pure functions of the settings and the state, over (..., n).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedlaw.server.core_math import CoreState, by_count, rank, widest_gap, windowed_mean
+from fedlaw.server.core_settings import CoreSettings
+from fedlaw.server.judge import at_least
+
+
+def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
+    """A new core, by everybody's direction, where that has long divided the clients and the core's has not.
+
+    A client's own share is left out of its cosine, that of its friends is not: a clique that took the core is
+    behind itself, and nobody stands out against it. The direction of all clients belongs to the honest ones as
+    long as they are the majority and the others have no direction of their own to agree on, as with poisoned data.
+    Where they do agree on one (gradient attacks), it does not set a minority apart, and the core's does.
+    """
+    if not judge.appeal_gap:
+        return state
+    alive = state.excluded == 0
+    n = alive.shape[-1]
+    heard = alive & (state.scored >= judge.appeal_window)
+    least = max(judge.too_good_least, at_least(judge.too_good_share, n))
+    room = judge.most_out(n) - (~alive).sum(-1, keepdim=True)
+
+    def widest(mean: Tensor) -> Tensor:
+        """The widest gap with no more below it than may attack, and no fewer than make a group."""
+        return widest_gap(-mean, heard & ~mean.isnan(), least, heard.sum(-1, keepdim=True) - room)[0].squeeze(
+            -1
+        )
+
+    everybody = windowed_mean(state.assembly, judge.appeal_window)
+    core = windowed_mean(state.cosines, judge.appeal_window)
+    divided = (widest(everybody) > judge.appeal_gap) & ~(widest(core) > judge.appeal_gap / 2)
+    lasting = torch.where(divided, state.divided + 1, 0)
+    granted = lasting >= judge.patience(judge.judged_rounds or 0)
+    anew, known = granted.unsqueeze(-1), heard & ~everybody.isnan()
+    late = torch.clamp(state.judged + (judge.window or 0), max=judge.longest or 0)
+    void = granted.unsqueeze(-1).unsqueeze(-1)  # what was said before that core proves nothing
+    return replace(
+        state,
+        total=torch.where(anew, torch.where(known, everybody, 0.0), state.total),
+        decay=torch.where(anew, known.to(state.decay.dtype), state.decay),
+        cosines=torch.where(void, torch.nan, state.cosines),
+        assembly=torch.where(void, torch.nan, state.assembly),
+        divided=torch.where(granted, 0, lasting),
+        appeal=torch.where(granted, state.judged, state.appeal),
+        until=torch.where(granted, torch.maximum(state.until, late), state.until),
+    )
+
+
+def settle(judge: CoreSettings, state: CoreState) -> CoreState:
+    """No freeze by a core that has only just come about: judging starts again, and goes on for another window."""
+    if judge.turnover >= 1:
+        return state
+    before = torch.clamp(state.judged - 1 - (judge.window or 0) // 2, min=0)
+    row = torch.arange(state.cores.shape[-2], device=before.device) == before.unsqueeze(-1)
+    old = (state.cores & row.unsqueeze(-1)).any(-2)
+    fresh = (state.core & ~old).sum(-1) > judge.turnover * state.core.sum(-1)
+    more = fresh & (state.judged == state.until) & (state.judged < (judge.longest or 0))
+    void = more.unsqueeze(-1).unsqueeze(-1)
+    late = torch.clamp(state.judged + (judge.window or 0), max=judge.longest or 0)
+    return replace(
+        state,
+        until=torch.where(more, late, state.until),
+        cosines=torch.where(void, torch.nan, state.cosines),
+    )
+
+
+def refresh(
+    judge: CoreSettings,
+    state: CoreState,
+    cosine: Tensor,
+    scored: Tensor,
+    absent: Tensor,
+    counts: Tensor,
+) -> tuple[CoreState, Tensor]:
+    """One round of a burst; in its last one, members below the threshold leave and outsiders may join."""
+    n = scored.shape[-1]
+    burst = state.burst + torch.where(scored, cosine, 0.0)
+    rounds = state.burst_rounds + scored
+    asked = state.burst_asked + (scored | absent)
+    alive = state.excluded == 0
+    weights = state.weights * alive
+    over = (int(state.since.max()) + 1) % judge.refresh_period == 0
+    state = replace(state, since=state.since + 1)
+    if not over:
+        return replace(state, burst=burst, burst_rounds=rounds, burst_asked=asked), weights
+    mean = burst / rounds.clamp(min=1)
+    there = (rounds > 0) & (rounds >= judge.presence * asked)
+    heard = alive & there
+    stays = joins = heard & (mean > judge.threshold)
+    if judge.refresh_gap:
+        # Late in training all cosines are near zero: it takes a gap as well to tell who is against.
+        room = judge.most_out(n) - (~alive).sum(-1, keepdim=True)
+        gap, against = widest_gap(-mean, heard, 1, heard.sum(-1, keepdim=True) - room)
+        against = against & (gap > judge.refresh_gap)
+        stays, joins = heard & (stays | ~against), heard & (mean > judge.refresh_above) & ~against
+    joining = torch.where(asked > 0, torch.where(joins, state.joining + 1, 0), state.joining)
+    stay = state.members & alive & (stays | (asked == 0))
+    join = ~state.members & joins & (joining >= judge.refresh_bursts)
+    # Never fewer than the core's seats: of the members that would leave, the best aligned stay.
+    short = (n - judge.most_out(n) - (stay | join).sum(-1, keepdim=True)).clamp(min=0)
+    leaving = state.members & alive & ~stay
+    kept = leaving & (rank(torch.where(leaving, torch.where(rounds > 0, mean, -2.0), -torch.inf)) < short)
+    members = stay | join | kept
+    zero = torch.zeros_like(rounds)
+    state = replace(
+        state,
+        members=members,
+        weights=by_count(members, counts, judge.count_cap),
+        burst=torch.zeros_like(burst),
+        burst_rounds=zero,
+        burst_asked=zero,
+        joining=joining,
+    )
+    return state, state.weights
