@@ -160,3 +160,34 @@ def test_a_core_that_has_just_changed_does_not_decide():
     calm = make(crowd, rounds=40, turnover=0.4, **fast)
     sit(calm, crowd, changing(5))
     assert int(calm.state.judged) == 20
+
+
+@pytest.mark.parametrize("crew", [0, 1, 10])
+def test_judging_ends_early_where_nobody_is_against_the_core(crew):
+    crowd = Crowd()
+    server = make(crowd, rounds=40, acquittal=0.6)
+    sit(server, crowd, inverse(list(range(crew))))
+    assert int(server.state.judged) == (20 if crew else 12)
+    assert [s is Status.MEMBER for s, _ in server.statuses().values()] == [i >= crew for i in range(30)]
+
+
+def test_nobody_is_acquitted_before_the_too_good_check_nor_while_an_appeal_stands():
+    crowd = Crowd()
+    server = make(crowd, rounds=40, acquittal=0.1)
+    sit(server, crowd)
+    assert int(server.state.judged) == 11  # the check is in round 10
+
+    crowd = Crowd()
+    server = make(crowd, rounds=40, appeal_gap=0.1, acquittal=0.55, **TAKEN | {"appeal_share": 0.3})
+    sit(server, crowd, clique(crowd, 12))
+    assert int(server.state.appeal) > 11
+    assert {server.statuses()[i][0] for i in range(12)} == {Status.LEFT_OUT}
+
+
+def test_who_stays_away_does_not_keep_the_others_from_an_early_end():
+    crowd = Crowd()
+    server = make(crowd, rounds=40, acquittal=0.6)
+    away = (0, 1)
+    sit(server, crowd, silent=lambda k: (away, away) if k > 1 else ((), ()))
+    assert int(server.state.judged) == 12
+    assert {server.statuses()[i][0] for i in away} == {Status.LEFT_OUT}

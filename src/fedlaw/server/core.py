@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedlaw.screening import clip_to_median, copy_clusters, loss_scores, masked_median
-from fedlaw.server.core_appeal import appeal, refresh, settle
+from fedlaw.server.core_appeal import acquit, appeal, refresh, settle
 from fedlaw.server.core_math import (
     CoreState,
     by_count,
@@ -191,7 +191,7 @@ class Core(CoreSettings, Scheduled):
             state = self._accumulate(state, score, cosine, assembly, scored, absent)
             state = self._too_good(state, scored)
             state = appeal(self, state)
-            state = settle(self, self._seat(state))
+            state = settle(self, acquit(self, self._seat(state)))
             state, weights = self._freeze(state, evidence.counts)
         score = state.total / state.decay.clamp(min=1e-300)
         reasons["score"] = torch.where(state.decay > 0, score, torch.nan)

@@ -1,4 +1,4 @@
-"""What core judging does beside its rounds: an appeal from a core that was taken, and refreshes after the freeze.
+"""When core judging does not simply run its rounds: an appeal, an early end, a late end, refreshes.
 
 Pure functions of the settings and the state, over (..., n).
 """
@@ -55,6 +55,20 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
         appeal=torch.where(granted, state.judged, state.appeal),
         until=torch.where(granted, torch.maximum(state.until, late), state.until),
     )
+
+
+def acquit(judge: CoreSettings, state: CoreState) -> CoreState:
+    """Judging ends early, in one round set for it, where nobody has been against the core and nothing is open.
+
+    Attackers that were not excluded by then have always shown: among honest clients, all of them learn.
+    """
+    if not judge.acquittal:
+        return state
+    due = max(at_least(judge.acquittal, judge.judged_rounds or 0), judge.too_good_to + 1)
+    there = (state.excluded == 0) & (state.scored >= judge.presence * state.asked)
+    recent = windowed_mean(state.cosines, max(1, (judge.window or 0) // 3))
+    clear = ~(there & ~(recent > 0)).any(-1) & (state.divided == 0) & (state.appeal == 0)
+    return replace(state, until=torch.where(clear & (state.judged == due), state.judged, state.until))
 
 
 def settle(judge: CoreSettings, state: CoreState) -> CoreState:

@@ -11,7 +11,7 @@ from fedlaw.server.judge import at_least, share
 
 @dataclass(frozen=True)
 class CoreSettings:
-    """Settings of core judging. The defaults are the plain recipe: `appeal_gap` and `turnover` are off.
+    """Settings of core judging. Defaults are the plain recipe: appeal_gap, turnover and acquittal are off.
 
     Attributes:
         attackers_below: the share of clients that may be malicious, all that has to be known: the core has
@@ -39,6 +39,8 @@ class CoreSettings:
         appeal_share: of the judged rounds, how many in a row that must hold.
         turnover: share of the core's seats that may have changed hands in the last half window at the freeze; with
             more, judging starts again. 1: any.
+        acquittal: share of the judged rounds after which, once, judging ends if nobody is against the core: no
+            client's mean cosine over the last third of a window is under zero. 0: it never ends early.
         threshold: windowed cosine above which a client outside the core is admitted at the freeze.
         presence: share of the judged rounds it was asked in that a client must have been scored in.
         quorum: share of the core that must answer, or the round is skipped.
@@ -76,6 +78,7 @@ class CoreSettings:
     appeal_window: int = 5
     appeal_share: float = 0.25
     turnover: float = 1.0
+    acquittal: float = 0.0
     threshold: float = -0.03
     presence: float = 0.5
     quorum: float = 0.5
@@ -111,6 +114,7 @@ class CoreSettings:
             "too_good_most",
             "appeal_share",
             "turnover",
+            "acquittal",
         ):
             check_number(name, getattr(self, name), low=0, high=1)
         for name in ("strike_ratio", "count_cap"):
