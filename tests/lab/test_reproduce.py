@@ -29,11 +29,26 @@ def test_every_description_is_valid_and_shows_something(name, scale):
 def test_the_accuracy_tables_have_the_papers_size_and_cells():
     for dataset in ("mnist", "cifar10", "cifar100"):
         sweep = reproduce.load(f"{dataset}-accuracy")
-        ours = [cell.labels for cell in sweep.cells() if cell.labels["method"] != "FedLAW hardened"]
+        beyond = ("FedLAW hardened", "Oracle")
+        ours = [
+            cell.labels
+            for cell in sweep.cells()
+            if cell.labels["method"] not in beyond and cell.labels["malicious"]
+        ]
         assert len(ours) == 12 * 5 * 2 * 4
         assert len(sweep.seeds) == 5
         look = published_values(sweep.show[0])
         assert all(look(labels, "test_accuracy") is not None for labels in ours)
+
+
+def test_what_does_not_depend_on_the_attack_is_run_once():
+    planned = reproduce.load("mnist-accuracy").planned()
+    oracle = [each for each in planned if each.labels["method"] == "Oracle"]
+    calm = [each for each in planned if not each.labels["malicious"]]
+    assert len(oracle) == 5 * 2 * 4 * 5
+    assert len({each.experiment.id for each in oracle}) == 2 * 4 * 5
+    assert {each.experiment.attack["name"] for each in calm} == {"none"}
+    assert len({each.experiment.id for each in calm}) == 13 * 2 * 5
 
 
 def test_hyper_parameters_are_the_papers():

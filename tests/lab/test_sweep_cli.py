@@ -102,7 +102,7 @@ def test_reproduce_lists_what_there_is(fedlaw):
     }
     code, out, _ = fedlaw("reproduce", "mnist-accuracy", "--scale", "small", "--plan", "--only", "q=0.6")
     assert "digits (8x8) stand in for MNIST" in out
-    assert "plan: 520 runs, 0 done already, 520 to run in" in out
+    assert "plan: 554 runs, 0 done already, 554 to run in" in out
     assert ", about " in out
 
 

@@ -242,7 +242,9 @@ class Core(CoreSettings, Scheduled):
         # clients that complete their rounds first would be too good beside attackers.
         gap, above = widest_gap(mean, checked, least, n - share(self.too_good_most, n) - gone)
         room = self.most_out(n) - gone
-        guilty = above & due & (gap > self.too_good_gap) & (above.sum(-1, keepdim=True) <= room)
+        lowest = torch.where(above, mean, torch.inf).amin(-1, keepdim=True)
+        wide = (gap > self.too_good_gap) & (lowest >= self.too_good_level) | (gap > self.too_good_wide)
+        guilty = above & due & wide & (above.sum(-1, keepdim=True) <= room)
         return replace(state, excluded=exclude(state.excluded, guilty, Exclusion.TOO_GOOD))
 
     def _seat(self, state: CoreState) -> CoreState:

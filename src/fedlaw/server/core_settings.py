@@ -30,7 +30,9 @@ class CoreSettings:
         copy_share, copy_least: a cluster of copies counts from max(copy_least, ceil(copy_share * n)) on.
         sittings_allowed: how often a cluster sits out before it is excluded.
         too_good_from, too_good_to: own answered rounds whose mean cosine the too-good check takes.
-        too_good_gap: width of the gap above which a group is too good to be true.
+        too_good_gap: width of the gap above which a group is too good to be true, if all of it is
+        too_good_level: above this mean cosine, or if the gap is wider than
+        too_good_wide: which is too good at any level.
         too_good_share, too_good_least, too_good_most: size of such a group: max(too_good_least,
             ceil(too_good_share * n)) to floor(too_good_most * n).
         appeal_gap: width of the gap by which everybody's direction must divide the clients, while the core's does
@@ -71,6 +73,8 @@ class CoreSettings:
     too_good_from: int = 4
     too_good_to: int = 10
     too_good_gap: float = 0.12
+    too_good_level: float = -1.0
+    too_good_wide: float = 2.0
     too_good_share: float = 0.03
     too_good_least: int = 2
     too_good_most: float = 0.49
@@ -119,9 +123,16 @@ class CoreSettings:
             check_number(name, getattr(self, name), low=0, high=1)
         for name in ("strike_ratio", "count_cap"):
             check_number(name, getattr(self, name), low=1)
-        for name in ("loss_weight", "copy_ratio", "too_good_gap", "appeal_gap", "refresh_gap"):
+        for name in (
+            "loss_weight",
+            "copy_ratio",
+            "too_good_gap",
+            "too_good_wide",
+            "appeal_gap",
+            "refresh_gap",
+        ):
             check_number(name, getattr(self, name), low=0)
-        for name in ("threshold", "competence", "refresh_above"):
+        for name in ("threshold", "competence", "refresh_above", "too_good_level"):
             check_number(name, getattr(self, name), low=-1, high=1)
         check_positive("loss_bound", self.loss_bound)
         check_choice("equal_losses", self.equal_losses, ("count", "once"))

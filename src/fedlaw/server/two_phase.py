@@ -270,7 +270,14 @@ def _row_products(matrix: Tensor, rows: Tensor, updates: Tensor) -> Tensor:
 PRESETS: dict[str, Published | Core] = {
     # As published. The paper names server-side clipping as part of the method and no radius: the median norm.
     "paper": Published(attackers=0.4, beta=0.01, clip="median"),
-    "hardened": Core(equal_losses="once", too_good_gap=0.25, appeal_gap=0.15, turnover=0.4, acquittal=0.5),
+    "hardened": Core(
+        equal_losses="once",
+        too_good_level=0.55,
+        too_good_wide=0.25,
+        appeal_gap=0.15,
+        turnover=0.4,
+        acquittal=0.5,
+    ),
 }
 
 
@@ -279,7 +286,7 @@ def preset(name: str) -> Published | Core:
 
     `paper`: the published step, sparsity n - b_f fixed from round 1, beta 0.01, weights learned in 20 rounds,
     updates clipped to the median norm. It has to be told the share of attackers.
-    `hardened`: core judging with a block of equal losses counted once, a wider gap before a group is too good to be
+    `hardened`: core judging with a block of equal losses counted once, only the very well aligned too good to be
     true, an appeal from a core that was taken, no freeze by a core that has just changed, and an early end where
     nobody is against the core. It is told nothing.
 
