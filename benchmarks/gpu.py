@@ -4,15 +4,17 @@
     python benchmarks/gpu.py --data-dir DATA --dataset cifar10  # one CIFAR-10 experiment, a part of its rounds
 
 MNIST: the runs of `fedlaw reproduce mnist-accuracy` (200 clients, MLP 784-128-64-10, batch 64, 3 local epochs,
-200 rounds, of which 20 have two phases as published and 80 with `hardened`; five attacks, 10 to 40 % attackers),
-whole: reading the data, building, evaluating and recording in a store included, in `--processes` processes that
-train `--stack` experiments together. CIFAR-10: one run of `cifar10-accuracy`; `--rounds` of its 400 are run, and
-the whole is reckoned from them.
+200 rounds, of which 20 have two phases as published and 80 with `hardened`; five attacks and none, 10 to 40 %
+attackers), whole: reading the data, building, evaluating and recording in a store included, in `--processes`
+processes that train `--stack` experiments together. CIFAR-10: the first run of each method of `cifar10-accuracy`;
+after four phases `--rounds` of them are timed, and the whole is reckoned from these, building and evaluating.
 
 Printed are seconds a run of the whole, and from the first round on (starting processes and compiling kernels take
 ten seconds or so, however many runs follow). Two floors are printed beside them: the arithmetic of local training
 (forward, backward, the pass for the loss) at the measured rate of large TF32 products, and the bytes it must move
-(each step reads and writes a client's parameters, and reads its examples) at the measured rate of a copy.
+(each step reads and writes a client's parameters, and reads its examples) at the measured rate of a copy. Both
+count all clients in every phase, and all rounds that `hardened` may judge: where attackers are not asked after the
+freeze, or judging ends early, that is more than is done, and the share is too high by as much.
 """
 
 from __future__ import annotations
