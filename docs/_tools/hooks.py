@@ -13,6 +13,7 @@ from typing import Any
 import api
 import commands
 import pages
+import reproduced
 from mathml import replace_formulas
 
 GENERATED: dict[str, Callable[..., str]] = {
@@ -22,10 +23,12 @@ GENERATED: dict[str, Callable[..., str]] = {
     "settings": pages.settings,
     "presets": pages.presets,
     "measured": pages.measured,
+    "reproduced": reproduced.accuracy,
+    "told_apart": reproduced.told_apart,
     "commands": commands.commands,
     "api": api.api,
 }
-_PLACE = re.compile(r"^<!-- generated: (\w+)((?: [\w.]+)*) -->$", re.MULTILINE)
+_PLACE = re.compile(r"^<!-- generated: (\w+)((?: [\w.-]+)*) -->$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

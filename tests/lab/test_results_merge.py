@@ -81,6 +81,19 @@ def test_a_file_cannot_be_merged_into_itself(tmp_path):
         merge([tmp_path / "none.sqlite"], tmp_path / "a.sqlite")
 
 
+def test_compact_files_leave_out_what_was_interrupted(tmp_path):
+    full, small = tmp_path / "a.sqlite", tmp_path / "small.sqlite"
+    whole = run(**TINY, rule="mean", store=full)
+    half = run(**TINY, rule="median", store=full)
+    with Store(full) as store:
+        store._connection.execute("UPDATE runs SET status = 'interrupted' WHERE id = ?", (half.id,))
+    export(full, small, compact=True)
+    with Store(small, read_only=True) as store:
+        assert [info.id for info in store.runs()] == [whole.id]
+        left = "SELECT count(*) FROM (SELECT run FROM rounds UNION ALL SELECT run FROM arrays) WHERE run = ?"
+        assert store._connection.execute(left, (half.id,)).fetchone() == (0,)
+
+
 @pytest.mark.parametrize("weights", [False, True])
 def test_compact_files_keep_what_tables_need(tmp_path, weights):
     full, small = tmp_path / "a.sqlite", tmp_path / "small.sqlite"

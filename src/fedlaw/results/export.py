@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ def export(
     Args:
         source: the results file. output: the file to write; it must not be there.
         compact: keep accuracy per round in single precision, and of the clients the last round only: final weights,
-            statuses and reasons. Checkpoints go too, so what was interrupted starts anew.
+            statuses and reasons. Checkpoints go too, and with them what was interrupted: it has to start anew.
         weights: with `compact`, keep the weights of every round all the same.
         cosines: with `compact`, keep the alignment of every judged round in half precision.
         archive: compress it; an archive is read like any results file, but nothing can be added to it.
@@ -49,6 +50,7 @@ def export(
     with Store(path) as store:
         if compact:
             _compact(store._connection, keep={"weights": weights, "alignment": cosines})
+        done = replace(done, added=len(store.runs()))
         store._connection.execute("VACUUM")
         store._connection.execute("PRAGMA journal_mode = DELETE")  # one file, nothing beside it
     if archive:
@@ -69,6 +71,11 @@ def _compact(connection: sqlite3.Connection, keep: dict[str, bool]) -> None:
         )
         connection.execute(f"UPDATE rounds SET {shorter}, alignment = half(alignment), seconds = 0.0")
         connection.execute("DELETE FROM checkpoints")
+        for table, run in (("rounds", "run"), ("arrays", "run"), ("runs", "id")):
+            connection.execute(
+                f"DELETE FROM {table} WHERE {run} IN "
+                "(SELECT id FROM runs WHERE status IN ('running', 'interrupted'))"
+            )
 
 
 def _single(value: float | str | None) -> float | str | None:

@@ -30,9 +30,9 @@ class CoreSettings:
         copy_share, copy_least: a cluster of copies counts from max(copy_least, ceil(copy_share * n)) on.
         sittings_allowed: how often a cluster sits out before it is excluded.
         too_good_from, too_good_to: own answered rounds whose mean cosine the too-good check takes.
-        too_good_gap: width of the gap above which a group is too good to be true, if all of it is
-        too_good_level: above this mean cosine, or if the gap is wider than
-        too_good_wide: which is too good at any level.
+        too_good_gap: width of the gap above which a group is too good to be true, if all of it reaches the level.
+        too_good_level: mean cosine that such a group must reach; -1: any.
+        too_good_wide: width of the gap above which a group is too good to be true at any level.
         too_good_share, too_good_least, too_good_most: size of such a group: max(too_good_least,
             ceil(too_good_share * n)) to floor(too_good_most * n).
         appeal_gap: width of the gap by which everybody's direction must divide the clients, while the core's does
