@@ -1,11 +1,16 @@
 """Core judging beside its rounds: the appeal from a core that was taken, and refreshes with a gap."""
 
+from dataclasses import fields, replace
+
 import numpy as np
 import pytest
 import torch
 
 from fedlaw.server import Core, Status
-from tests.core.test_core_judging import Crowd, drive, inverse, make, sit
+from fedlaw.server.core_appeal import acquit, appeal, settle
+from fedlaw.server.core_math import CoreState
+from fedlaw.server.judge import Arrived, Evidence
+from tests.core.test_core_judging import Crowd, drive, inverse, make, sit, too_good
 
 
 def clique(crowd, size, first=5):
@@ -191,3 +196,135 @@ def test_who_stays_away_does_not_keep_the_others_from_an_early_end():
     sit(server, crowd, silent=lambda k: (away, away) if k > 1 else ((), ()))
     assert int(server.state.judged) == 12
     assert {server.statuses()[i][0] for i in away} == {Status.LEFT_OUT}
+
+
+def test_too_good_clients_that_stay_away_are_not_acquitted_before_their_check():
+    crowd, away = Crowd(), tuple(range(6))
+    server = make(crowd, rounds=40, acquittal=0.5)
+    sit(server, crowd, too_good, silent=lambda k: (away, away) if 4 <= k <= 8 else ((), ()))
+    assert {server.statuses()[i][1].words for i in away} == {"too good"}
+
+
+def halfway(judge, n=30, rounds=40, **changes):
+    """The bound judge, and a state of it in judged round 14 of 20 in which nothing is open."""
+    bound = Core(**{"judged_rounds": 20, "window": 8} | judge).bind(n, rounds)
+    state = bound.start(n, torch.zeros(1))
+    ones = torch.ones(n, dtype=torch.int64)
+    usual = {
+        "judged": torch.tensor(14),
+        "asked": 14 * ones,
+        "scored": 14 * ones,
+        "decay": ones.double(),
+        "cosines": torch.full_like(state.cosines, 0.3),
+        "cores": torch.ones_like(state.cores),
+    }
+    return bound, replace(state, **usual | changes)
+
+
+def test_a_core_that_has_just_changed_does_not_acquit_nor_end_earlier_for_it():
+    judge, state = halfway({"acquittal": 0.7, "turnover": 0.4})
+    assert int(acquit(judge, state).until) == 14
+    state = replace(state, cores=torch.zeros_like(state.cores))
+    assert int(settle(judge, acquit(judge, state)).until) == 20
+
+
+def test_whether_the_core_has_changed_is_asked_when_judging_ends():
+    """Not while an appeal stands, and again if that delayed the end; and not where too little is left to judge."""
+    judge, state = halfway(
+        {"appeal_gap": 0.1, "turnover": 0.4}, judged=torch.tensor(20), divided=torch.tensor(2)
+    )
+    assert judge.longest == 33
+    state = replace(state, cores=torch.zeros_like(state.cores))
+    assert int(settle(judge, state).until) == 20
+    assert not settle(judge, state).cosines.isnan().any()
+    later = settle(judge, replace(state, judged=torch.tensor(22), divided=torch.tensor(0)))
+    assert int(later.until) == 30
+    assert bool(later.cosines.isnan().all())
+    assert int(settle(judge, replace(state, judged=torch.tensor(30), divided=torch.tensor(0))).until) == 20
+
+
+def divided_by_everybody(state, below):
+    """Everybody's direction against the clients `below`, the core's behind all."""
+    assembly = torch.full_like(state.assembly, 0.3)
+    assembly[:, below] = -0.3
+    return replace(state, assembly=assembly)
+
+
+def test_a_core_that_has_said_nothing_yet_is_not_appealed_from():
+    judge, state = halfway({"appeal_gap": 0.1})
+    state = divided_by_everybody(state, slice(0, 12))
+    assert int(appeal(judge, state).divided) == 1
+    silent = replace(state, cosines=torch.full_like(state.cosines, torch.nan))
+    assert int(appeal(judge, silent).divided) == 0
+
+
+def test_an_appeal_takes_the_majority_of_those_heard():
+    """Of ten heard so far seven are below the gap: they are no minority, although 13 of all clients may attack."""
+    judge, state = halfway({"appeal_gap": 0.1})
+    scored = torch.where(torch.arange(30) < 10, 14, 2)
+    state = replace(divided_by_everybody(state, slice(0, 7)), scored=scored)
+    assert int(appeal(judge, state).divided) == 0
+    assert int(appeal(judge, divided_by_everybody(state, slice(0, 4))).divided) == 1
+
+
+def test_the_new_core_has_as_many_seats_as_those_heard_make():
+    """Sampled clients: ten have been heard, four of them are a clique, and six seats are not for it."""
+    judge, state = halfway({"appeal_gap": 0.1}, divided=torch.tensor(4))
+    scored = torch.where(torch.arange(30) < 10, 14, 2)
+    state = appeal(judge, replace(divided_by_everybody(state, slice(0, 4)), scored=scored))
+    assert int(state.appeal) == 14
+    assert judge._seat(state).core.nonzero().flatten().tolist() == list(range(4, 10))
+
+
+def test_an_appeal_in_the_last_round_is_told_as_one():
+    crowd = Crowd()
+    server = make(crowd, rounds=20, appeal_gap=0.1, too_good_gap=2.0, appeal_window=3, appeal_share=0.1)
+    report = sit(server, crowd, clique(crowd, 12, first=11))[-1]
+    assert int(server.state.appeal) == 20
+    assert server.frozen
+    assert report.notes[0].endswith("a new one was seated, and decides alone: no rounds are left")
+
+
+def run_alone(judge, state, updates, lookahead):
+    """One round of any number of stacked experiments, updates (..., n, d), everybody answers who is asked."""
+    asked = judge.eligible(state)
+    ones = torch.ones_like(asked, dtype=torch.float64)
+    g = updates * asked.unsqueeze(-1)
+    examined = judge.examine(state, Arrived(g, g.norm(dim=-1), asked, asked, ones))
+    if judge.phases(state) == 1:
+        return judge.settle(state, examined), examined.weights
+    lengths = lookahead.norm(dim=-1)
+    later = lookahead * (examined.radius.unsqueeze(-1) / lengths).clamp(max=1).unsqueeze(-1)
+    g, weights = g * examined.factors.unsqueeze(-1), examined.weights.unsqueeze(-2)
+    if examined.assembly is not None:
+        weights = torch.stack([examined.weights, examined.assembly], dim=-2)
+    z = weights @ later
+    along, length = z @ g.mT, z.norm(dim=-1)
+    if examined.assembly is None:
+        along, length = along.squeeze(-2), length.squeeze(-1)
+    evidence = Evidence(along, (g * later).sum(-1), g.norm(dim=-1), length, ones, asked, asked, ones, 0.1)
+    verdict = judge.weigh(examined.state, examined, evidence)
+    return verdict.state, verdict.weights
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.1])
+def test_stacked_experiments_freeze_each_in_its_own_round(gap):
+    judge = Core(judged_rounds=20, window=8, appeal_gap=gap, turnover=0.4, acquittal=0.6).bind(30, 40)
+    crowds = [Crowd(seed=seed) for seed in range(3)]
+    forges = [None, inverse(list(range(10))), None]
+    alone = [judge.start(30, torch.zeros(1)) for _ in crowds]
+    stacked = CoreState(
+        **{f.name: torch.stack([getattr(s, f.name) for s in alone]) for f in fields(CoreState)}
+    )
+    for _ in range(24):
+        rounds = [crowd.round(forge)[:2] for crowd, forge in zip(crowds, forges, strict=True)]
+        each = [run_alone(judge, state, *said) for state, said in zip(alone, rounds, strict=True)]
+        alone = [state for state, _ in each]
+        stacked, weights = run_alone(
+            judge, stacked, *(torch.stack(said) for said in zip(*rounds, strict=True))
+        )
+        torch.testing.assert_close(weights, torch.stack([weight for _, weight in each]))
+    assert stacked.judged.tolist() == [12, 20, 12]
+    for field in fields(CoreState):
+        expected = torch.stack([getattr(state, field.name) for state in alone])
+        torch.testing.assert_close(getattr(stacked, field.name), expected, equal_nan=True)
