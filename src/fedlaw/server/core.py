@@ -21,14 +21,16 @@ import torch
 from torch import Tensor
 
 from fedlaw.screening import clip_to_median, copy_clusters, loss_scores, masked_median
-from fedlaw.server.core_appeal import acquit, appeal, refresh, settle
+from fedlaw.server.core_appeal import acquit, appeal, ends, refresh, settle
 from fedlaw.server.core_math import (
     CoreState,
     by_count,
     cosines,
     exclude,
+    hold,
     largest,
     rank,
+    seats,
     uniform,
     whole_clusters,
     widest_gap,
@@ -79,7 +81,13 @@ class Core(CoreSettings, Scheduled):
     def eligible(self, state: CoreState) -> Tensor:
         """All but the excluded while judging and in a refresh; members otherwise."""
         alive = state.excluded == 0
-        return alive if self.phases(state) == 2 else alive & state.members
+        if self.phases(state) == 1:
+            return alive & state.members
+        return alive & (state.members | ~self._done(state).unsqueeze(-1))
+
+    def _done(self, state: CoreState) -> Tensor:
+        """(...) bool: which experiments are frozen while others, stacked with them, are still judged."""
+        return state.frozen & (not self.frozen(state))
 
     def statuses(self, state: CoreState) -> list[tuple[Status, Exclusion]]:
         """Core or on trial before the freeze, member or left out after it, excluded at any time."""
@@ -103,10 +111,16 @@ class Core(CoreSettings, Scheduled):
             return Examined(
                 state, factors, radius, weights, present, self._quorum(state.members & arrived.asked, present)
             )
-        state, sitting = self._suspect(state, arrived, present, norms, radius, factors)
+        done = self._done(state)
+        after, sitting = self._suspect(state, arrived, present, norms, radius, factors)
+        state = hold(done, state, after)
         alive = state.excluded == 0
         bench = self._bench(state, arrived.asked)
-        weights = uniform(bench & ~sitting, fallback=alive & arrived.asked)
+        weights = torch.where(
+            done.unsqueeze(-1),
+            state.weights * state.members,
+            uniform(bench & ~sitting, fallback=alive & arrived.asked),
+        )
         enough = self._quorum(bench, present)
         usable = arrived.asked & present & alive
         judging = self.appeal_gap and not self.frozen(state)
@@ -150,7 +164,7 @@ class Core(CoreSettings, Scheduled):
     def _bench(self, state: CoreState, asked: Tensor) -> Tensor:
         """Who judges: the core (after the freeze the members) of those asked; if none of it was, all asked."""
         alive = (state.excluded == 0) & asked
-        bench = (state.members if self.frozen(state) else state.core) & alive
+        bench = torch.where(state.frozen.unsqueeze(-1), state.members, state.core) & alive
         return torch.where(bench.any(-1, keepdim=True), bench, alive)
 
     def _quorum(self, bench: Tensor, present: Tensor) -> Tensor:
@@ -188,11 +202,13 @@ class Core(CoreSettings, Scheduled):
         if self.frozen(state):
             state, weights = refresh(self, state, cosine, scored, absent, evidence.counts)
         else:
+            before, done = replace(state, since=state.since + 1), self._done(state)
             state = self._accumulate(state, score, cosine, assembly, scored, absent)
             state = self._too_good(state, scored)
             state = appeal(self, state)
             state = settle(self, acquit(self, self._seat(state)))
-            state, weights = self._freeze(state, evidence.counts)
+            state = hold(done, before, self._freeze(state, evidence.counts))
+            weights = torch.where(done.unsqueeze(-1), examined.weights, state.weights)
         score = state.total / state.decay.clamp(min=1e-300)
         reasons["score"] = torch.where(state.decay > 0, score, torch.nan)
         return Verdict(state, weights, enough, reasons)
@@ -251,29 +267,27 @@ class Core(CoreSettings, Scheduled):
         """Step 5: the core. Top s of S: the sparse projection of S with sparsity s and cap 1/s.
 
         Seats are in proportion to those heard so far (all n, unless clients are sampled): before everybody was
-        asked once, a core of full size would seat attackers for want of others.
+        asked once, or once more after an appeal, a core of full size would seat attackers for want of others.
         """
-        heard = ((state.excluded != 0) | (state.asked > 0)).sum(-1, keepdim=True)
-        seats = heard - (heard * self.attackers_below + 1e-9).floor().to(heard.dtype)
         candidates = (state.excluded == 0) & (state.decay > 0)
+        most = seats(candidates | (state.excluded != 0), self.attackers_below)
         score = torch.where(candidates, state.total / state.decay.clamp(min=1e-300), -torch.inf)
-        core = candidates & (rank(score) < seats)
+        core = candidates & (rank(score) < most)
         now = torch.arange(state.cores.shape[-2], device=core.device) == state.judged.unsqueeze(-1) - 1
         return replace(state, core=core, cores=state.cores | (now.unsqueeze(-1) & core.unsqueeze(-2)))
 
-    def _freeze(self, state: CoreState, counts: Tensor) -> tuple[CoreState, Tensor]:
+    def _freeze(self, state: CoreState, counts: Tensor) -> CoreState:
         """Step 6 in the last judged round; before it, uniform weights on the core."""
         window = windowed_mean(state.cosines, self.window or 1)
         alive = state.excluded == 0
         there = state.scored >= self.presence * state.asked
         members = (state.core | (window > self.threshold)) & alive & there & (state.scored > 0)
         members = torch.where(members.any(-1, keepdim=True), members, state.core & alive)
-        appealed = (state.divided > 0) & (state.judged < (self.longest or 0))  # wait for how that ends
-        now = (state.judged >= state.until) & ~appealed
+        now = ends(self, state)
         weights = by_count(members, counts, self.count_cap)
         during = uniform(state.core, fallback=alive)
         final = now.unsqueeze(-1)
-        state = replace(
+        return replace(
             state,
             frozen=state.frozen | now,
             competence=torch.where(
@@ -282,7 +296,6 @@ class Core(CoreSettings, Scheduled):
             members=torch.where(final, members, state.members),
             weights=torch.where(final, weights, during),
         )
-        return state, state.weights
 
     def settle(self, state: CoreState, examined: Examined) -> CoreState:
         """A one-phase round is over."""
@@ -290,10 +303,11 @@ class Core(CoreSettings, Scheduled):
 
     def notes(self, state: CoreState) -> tuple[str, ...]:
         """What the operator should be told: a new core, and at the freeze a court that could not tell."""
-        if int(state.appeal) and int(state.appeal) == int(state.judged) and not bool(state.frozen.all()):
+        if int(state.appeal) and int(state.appeal) == int(state.judged) and not int(state.since):
+            then = "decides alone: no rounds are left" if bool(state.frozen) else "judging starts again"
             return (
                 f"judged round {int(state.appeal)}: everybody's direction divides the clients and the core's does "
-                "not, so the core may be a clique; a new one was seated, and judging starts again",
+                f"not, so the core may be a clique; a new one was seated, and {then}",
             )
         if not bool(state.frozen.all()) or int(state.since) > 0 or float(state.competence) > self.competence:
             return ()

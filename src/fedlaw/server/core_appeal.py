@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedlaw.server.core_math import CoreState, by_count, rank, widest_gap, windowed_mean
+from fedlaw.server.core_math import CoreState, by_count, rank, seats, widest_gap, windowed_mean
 from fedlaw.server.core_settings import CoreSettings
 from fedlaw.server.judge import at_least
 
@@ -27,22 +27,21 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
         return state
     alive = state.excluded == 0
     n = alive.shape[-1]
-    heard = alive & (state.scored >= judge.appeal_window)
+    everybody = windowed_mean(state.assembly, judge.appeal_window)
+    core = windowed_mean(state.cosines, judge.appeal_window)
+    known = alive & (state.scored >= judge.appeal_window) & ~everybody.isnan()
+    compared = known & ~core.isnan()  # a core that has not spoken yet about a client does not deny anything
     least = max(judge.too_good_least, at_least(judge.too_good_share, n))
-    room = judge.most_out(n) - (~alive).sum(-1, keepdim=True)
+    majority = seats(compared | ~alive, judge.attackers_below)
 
     def widest(mean: Tensor) -> Tensor:
         """The widest gap with no more below it than may attack, and no fewer than make a group."""
-        return widest_gap(-mean, heard & ~mean.isnan(), least, heard.sum(-1, keepdim=True) - room)[0].squeeze(
-            -1
-        )
+        return widest_gap(-mean, compared, least, majority)[0].squeeze(-1)
 
-    everybody = windowed_mean(state.assembly, judge.appeal_window)
-    core = windowed_mean(state.cosines, judge.appeal_window)
     divided = (widest(everybody) > judge.appeal_gap) & ~(widest(core) > judge.appeal_gap / 2)
     lasting = torch.where(divided, state.divided + 1, 0)
     granted = lasting >= judge.patience(judge.judged_rounds or 0)
-    anew, known = granted.unsqueeze(-1), heard & ~everybody.isnan()
+    anew = granted.unsqueeze(-1)
     late = torch.clamp(state.judged + (judge.window or 0), max=judge.longest or 0)
     void = granted.unsqueeze(-1).unsqueeze(-1)  # what was said before that core proves nothing
     return replace(
@@ -57,9 +56,18 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
     )
 
 
+def fresh(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(...) bool: whether more of the core's seats than `turnover` have changed hands in the last half window."""
+    before = torch.clamp(state.judged - 1 - (judge.window or 0) // 2, min=0)
+    row = torch.arange(state.cores.shape[-2], device=before.device) == before.unsqueeze(-1)
+    old = (state.cores & row.unsqueeze(-1)).any(-2)
+    return (state.core & ~old).sum(-1) > judge.turnover * state.core.sum(-1)
+
+
 def acquit(judge: CoreSettings, state: CoreState) -> CoreState:
     """Judging ends early, in one round set for it, where nobody has been against the core and nothing is open.
 
+    Open are an appeal, a core that has just changed, and the too-good check of a client that did not always answer.
     Attackers that were not excluded by then have always shown: among honest clients, all of them learn.
     """
     if not judge.acquittal:
@@ -67,24 +75,33 @@ def acquit(judge: CoreSettings, state: CoreState) -> CoreState:
     due = max(at_least(judge.acquittal, judge.judged_rounds or 0), judge.too_good_to + 1)
     there = (state.excluded == 0) & (state.scored >= judge.presence * state.asked)
     recent = windowed_mean(state.cosines, max(1, (judge.window or 0) // 3))
-    clear = ~(there & ~(recent > 0)).any(-1) & (state.divided == 0) & (state.appeal == 0)
+    cleared = (recent > 0) & (state.scored >= judge.too_good_to)
+    clear = ~(there & ~cleared).any(-1) & (state.divided == 0) & (state.appeal == 0)
+    if judge.turnover < 1:
+        clear = clear & ~fresh(judge, state)
     return replace(state, until=torch.where(clear & (state.judged == due), state.judged, state.until))
 
 
+def ends(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(...) bool: whether judging is over, unless the core has only just come about. An appeal is waited for."""
+    standing = (state.divided > 0) & (state.judged < (judge.longest or 0))
+    return (state.judged >= state.until) & ~standing
+
+
 def settle(judge: CoreSettings, state: CoreState) -> CoreState:
-    """No freeze by a core that has only just come about: judging starts again, and goes on for another window."""
+    """No freeze by a core that has only just come about: judging starts again, and goes on for another window.
+
+    Unless not even half a window is left: less than that says less than the record that would be given up.
+    """
     if judge.turnover >= 1:
         return state
-    before = torch.clamp(state.judged - 1 - (judge.window or 0) // 2, min=0)
-    row = torch.arange(state.cores.shape[-2], device=before.device) == before.unsqueeze(-1)
-    old = (state.cores & row.unsqueeze(-1)).any(-2)
-    fresh = (state.core & ~old).sum(-1) > judge.turnover * state.core.sum(-1)
-    more = fresh & (state.judged == state.until) & (state.judged < (judge.longest or 0))
+    window = judge.window or 0
+    left = (judge.longest or 0) - state.judged
+    more = fresh(judge, state) & ends(judge, state) & (left >= max(1, window // 2))
     void = more.unsqueeze(-1).unsqueeze(-1)
-    late = torch.clamp(state.judged + (judge.window or 0), max=judge.longest or 0)
     return replace(
         state,
-        until=torch.where(more, late, state.until),
+        until=torch.where(more, state.judged + left.clamp(max=window), state.until),
         cosines=torch.where(void, torch.nan, state.cosines),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -54,6 +54,16 @@ class CoreState:
     cores: Tensor
 
 
+def hold(done: Tensor, old: CoreState, new: CoreState) -> CoreState:
+    """The old state where an experiment is `done` (...), the new one elsewhere."""
+
+    def either(name: str) -> Tensor:
+        before, after = getattr(old, name), getattr(new, name)
+        return torch.where(done.reshape(done.shape + (1,) * (before.ndim - done.ndim)), before, after)
+
+    return CoreState(**{field.name: either(field.name) for field in fields(old)})
+
+
 def windowed_mean(cosines: Tensor, window: int) -> Tensor:
     """Mean (..., n) of each client's last `window` entries of cosines (..., J, n) that are not NaN.
 
@@ -84,6 +94,16 @@ def rank(score: Tensor) -> Tensor:
 def worst(score: Tensor, scored: Tensor) -> Tensor:
     """(..., 1) the least score of those that answered."""
     return torch.where(scored, score, torch.inf).amin(-1, keepdim=True)
+
+
+def seats(heard: Tensor, attackers_below: float) -> Tensor:
+    """(..., 1) seats of a core where `heard` (..., n) clients, the excluded among them, have been heard.
+
+    >>> seats(torch.ones(200, dtype=torch.bool), 0.45).item()
+    110
+    """
+    count = heard.sum(-1, keepdim=True)
+    return count - (count * attackers_below + 1e-9).floor().to(count.dtype)
 
 
 def uniform(mask: Tensor, fallback: Tensor) -> Tensor:
