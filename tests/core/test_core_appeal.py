@@ -228,6 +228,17 @@ def test_a_core_that_has_just_changed_does_not_acquit_nor_end_earlier_for_it():
     assert int(settle(judge, acquit(judge, state)).until) == 20
 
 
+def test_judging_does_not_end_early_to_leave_somebody_out():
+    """Against the core for most of a window and behind it lately: that is not over yet."""
+    judge, state = halfway({"acquittal": 0.7})
+    cosines = state.cosines.clone()
+    cosines[: len(cosines) - 2, 0] = -0.3
+    state = replace(state, cosines=cosines)
+    assert int(acquit(judge, state).until) == 14  # it has a seat
+    state = replace(state, core=torch.arange(30) > 0)
+    assert int(acquit(judge, state).until) == 20
+
+
 def test_whether_the_core_has_changed_is_asked_when_judging_ends():
     """Not while an appeal stands, and again if that delayed the end; and not where too little is left to judge."""
     judge, state = halfway(

@@ -67,7 +67,8 @@ def fresh(judge: CoreSettings, state: CoreState) -> Tensor:
 def acquit(judge: CoreSettings, state: CoreState) -> CoreState:
     """Judging ends early, in one round set for it, where nobody has been against the core and nothing is open.
 
-    Open are an appeal, a core that has just changed, and the too-good check of a client that did not always answer.
+    Open are an appeal, a core that has just changed, the too-good check of a client that did not always answer, and
+    the case of a client that would be left out for what it said before the last third of a window.
     Attackers that were not excluded by then have always shown: among honest clients, all of them learn.
     """
     if not judge.acquittal:
@@ -75,7 +76,8 @@ def acquit(judge: CoreSettings, state: CoreState) -> CoreState:
     due = max(at_least(judge.acquittal, judge.judged_rounds or 0), judge.too_good_to + 1)
     there = (state.excluded == 0) & (state.scored >= judge.presence * state.asked)
     recent = windowed_mean(state.cosines, max(1, (judge.window or 0) // 3))
-    cleared = (recent > 0) & (state.scored >= judge.too_good_to)
+    stays = state.core | (windowed_mean(state.cosines, judge.window or 1) > judge.threshold)
+    cleared = (recent > 0) & stays & (state.scored >= judge.too_good_to)
     clear = ~(there & ~cleared).any(-1) & (state.divided == 0) & (state.appeal == 0)
     if judge.turnover < 1:
         clear = clear & ~fresh(judge, state)
