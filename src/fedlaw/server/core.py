@@ -30,6 +30,7 @@ from fedlaw.server.core_math import (
     hold,
     largest,
     rank,
+    row_of,
     seats,
     uniform,
     whole_clusters,
@@ -227,8 +228,7 @@ class Core(CoreSettings, Scheduled):
         counted = scored | absent
         own = state.scored + scored
         early = scored & (own >= self.too_good_from) & (own <= self.too_good_to)
-        row = torch.arange(state.cosines.shape[-2], device=own.device) == state.judged.unsqueeze(-1)
-        row = row.unsqueeze(-1)
+        row = row_of(state.cosines, state.judged)
         return replace(
             state,
             judged=state.judged + 1,
@@ -252,11 +252,10 @@ class Core(CoreSettings, Scheduled):
         due = last | (scored & (state.scored == self.too_good_to)).any(-1, keepdim=True)
         checked = complete & (state.excluded == 0)
         mean = state.early / state.early_rounds.clamp(min=1)
-        least = max(self.too_good_least, at_least(self.too_good_share, n))
         gone = (state.excluded != 0).sum(-1, keepdim=True)
         # Those below the gap must be the majority of all clients, not of those checked so far: otherwise honest
         # clients that complete their rounds first would be too good beside attackers.
-        gap, above = widest_gap(mean, checked, least, n - share(self.too_good_most, n) - gone)
+        gap, above = widest_gap(mean, checked, self.group(n), n - share(self.too_good_most, n) - gone)
         room = self.most_out(n) - gone
         lowest = torch.where(above, mean, torch.inf).amin(-1, keepdim=True)
         wide = (gap > self.too_good_gap) & (lowest >= self.too_good_level) | (gap > self.too_good_wide)
@@ -273,8 +272,8 @@ class Core(CoreSettings, Scheduled):
         most = seats(candidates | (state.excluded != 0), self.attackers_below)
         score = torch.where(candidates, state.total / state.decay.clamp(min=1e-300), -torch.inf)
         core = candidates & (rank(score) < most)
-        now = torch.arange(state.cores.shape[-2], device=core.device) == state.judged.unsqueeze(-1) - 1
-        return replace(state, core=core, cores=state.cores | (now.unsqueeze(-1) & core.unsqueeze(-2)))
+        now = row_of(state.cores, state.judged - 1)
+        return replace(state, core=core, cores=state.cores | (now & core.unsqueeze(-2)))
 
     def _freeze(self, state: CoreState, counts: Tensor) -> CoreState:
         """Step 6 in the last judged round; before it, uniform weights on the core."""

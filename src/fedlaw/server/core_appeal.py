@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedlaw.server.core_math import CoreState, by_count, rank, seats, widest_gap, windowed_mean
+from fedlaw.server.core_math import CoreState, by_count, rank, row_of, seats, widest_gap, windowed_mean
 from fedlaw.server.core_settings import CoreSettings
 from fedlaw.server.judge import at_least
 
@@ -31,12 +31,11 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
     core = windowed_mean(state.cosines, judge.appeal_window)
     known = alive & (state.scored >= judge.appeal_window) & ~everybody.isnan()
     compared = known & ~core.isnan()  # a core that has not spoken yet about a client does not deny anything
-    least = max(judge.too_good_least, at_least(judge.too_good_share, n))
     majority = seats(compared | ~alive, judge.attackers_below)
 
     def widest(mean: Tensor) -> Tensor:
         """The widest gap with no more below it than may attack, and no fewer than make a group."""
-        return widest_gap(-mean, compared, least, majority)[0].squeeze(-1)
+        return widest_gap(-mean, compared, judge.group(n), majority)[0].squeeze(-1)
 
     divided = (widest(everybody) > judge.appeal_gap) & ~(widest(core) > judge.appeal_gap / 2)
     lasting = torch.where(divided, state.divided + 1, 0)
@@ -59,8 +58,7 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
 def fresh(judge: CoreSettings, state: CoreState) -> Tensor:
     """(...) bool: whether more of the core's seats than `turnover` have changed hands in the last half window."""
     before = torch.clamp(state.judged - 1 - (judge.window or 0) // 2, min=0)
-    row = torch.arange(state.cores.shape[-2], device=before.device) == before.unsqueeze(-1)
-    old = (state.cores & row.unsqueeze(-1)).any(-2)
+    old = (state.cores & row_of(state.cores, before)).any(-2)
     return (state.core & ~old).sum(-1) > judge.turnover * state.core.sum(-1)
 
 

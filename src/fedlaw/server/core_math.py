@@ -64,6 +64,11 @@ def hold(done: Tensor, old: CoreState, new: CoreState) -> CoreState:
     return CoreState(**{field.name: either(field.name) for field in fields(old)})
 
 
+def row_of(record: Tensor, judged: Tensor) -> Tensor:
+    """(..., J, 1) bool: which row of a record (..., J, n) belongs to the judged round `judged` (...), from 0."""
+    return (torch.arange(record.shape[-2], device=record.device) == judged.unsqueeze(-1)).unsqueeze(-1)
+
+
 def windowed_mean(cosines: Tensor, window: int) -> Tensor:
     """Mean (..., n) of each client's last `window` entries of cosines (..., J, n) that are not NaN.
 

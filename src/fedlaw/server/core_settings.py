@@ -161,6 +161,10 @@ class CoreSettings:
         """For how many judged rounds in a row an appeal must stand."""
         return max(1, at_least(self.appeal_share, judged))
 
+    def group(self, n: int) -> int:
+        """How many of n clients make a group that stands apart, rather than a few that happen to."""
+        return max(self.too_good_least, at_least(self.too_good_share, n))
+
     def most_out(self, n: int) -> int:
         """How many of n clients may be shut out at most: floor(attackers_below * n)."""
         return share(self.attackers_below, n)
