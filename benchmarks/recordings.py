@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedlaw.results import Store
+from fedlaw.server import Core
 
 Figures = dict[str, list[float]]
 
@@ -47,8 +48,8 @@ def table(store: Path) -> dict[tuple[str, float, float], Figures]:
                 continue
             malicious = np.asarray(opened.setup(info.id)["malicious"], dtype=bool)
             cosines = np.asarray(rows, dtype=np.float64)
-            judged = max(1, min(80, int(0.4 * what["rounds"])))
-            window = 3 * judged // 8
+            judge = Core().bind(what["clients"], what["rounds"])
+            judged, window = judge.judged_rounds or 0, judge.window or 0
             share = malicious.sum() / what["clients"]
             figures = found[what["attack"]["name"], what["partition_settings"]["q"], share]
             if len(rows) > judged // 2:
@@ -86,7 +87,7 @@ def picture(store: Path, file: Path) -> None:
             x = np.arange(5, len(smooth) + 5)
             panel.plot(x, smooth[:, ~malicious], color="#2166ac", linewidth=0.4, alpha=0.5)
             panel.plot(x, smooth[:, malicious], color="#b2182b", linewidth=0.4, alpha=0.6)
-            panel.axhline(-0.03, color="black", linewidth=0.8, linestyle="--")
+            panel.axhline(Core().threshold, color="black", linewidth=0.8, linestyle="--")
             panel.set_title(f"{name.replace('_', ' ')}, seed {info.description['seed']}", fontsize=10)
     figure.supxlabel("judged round")
     figure.supylabel("cosine with the core's next gradient (mean of five rounds)")

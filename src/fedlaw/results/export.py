@@ -71,11 +71,9 @@ def _compact(connection: sqlite3.Connection, keep: dict[str, bool]) -> None:
         )
         connection.execute(f"UPDATE rounds SET {shorter}, alignment = half(alignment), seconds = 0.0")
         connection.execute("DELETE FROM checkpoints")
-        for table, run in (("rounds", "run"), ("arrays", "run"), ("runs", "id")):
-            connection.execute(
-                f"DELETE FROM {table} WHERE {run} IN "
-                "(SELECT id FROM runs WHERE status IN ('running', 'interrupted'))"
-            )
+        connection.execute(
+            "DELETE FROM runs WHERE status IN ('running', 'interrupted')"
+        )  # their rounds go too
 
 
 def _single(value: float | str | None) -> float | str | None:
