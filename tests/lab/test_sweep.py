@@ -11,7 +11,7 @@ import pytest
 
 from fedlaw.experiments._expressions import evaluate
 from fedlaw.experiments._files import DescriptionError
-from fedlaw.experiments.conduct import make_plan, run_sweep
+from fedlaw.experiments.conduct import make_plan, note_sweep, run_sweep
 from fedlaw.experiments.description import Execution, Experiment
 from fedlaw.experiments.engines import run_stack
 from fedlaw.experiments.runner import run, run_together
@@ -221,6 +221,10 @@ def test_parts_of_a_sweep_are_noted_as_one(tmp_path):
     noted = notes.read(store, notes.SWEEP)["tiny"]
     assert len(noted["runs"]) == 3
     assert set(noted["sweep"]["axes"]["method"]) == {"Krum", "FedAvg"}
+    note_sweep(store, sweep, sweep.planned())
+    assert list(notes.read(store, notes.SWEEP)["tiny"]["sweep"]["axes"]["method"]) == list(
+        sweep.axes["method"]
+    )
 
 
 FILE = """

@@ -297,14 +297,14 @@ def _same_but_less(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> 
 
 
 def _joined(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """The sweep that both are parts of."""
+    """The sweep that both are parts of; labels are in the order of the part that has more of them."""
     axes: dict[str, Any] = {}
     for axis, values in now["axes"].items():
         old = before["axes"][axis]
-        if isinstance(values, Mapping):
-            axes[axis] = {**old, **values}
-        else:
-            axes[axis] = list(_unique([*old, *values]))
+        labels = list(_unique([*values, *old] if len(values) >= len(old) else [*old, *values]))
+        axes[axis] = (
+            {label: {**old, **values}[label] for label in labels} if isinstance(values, Mapping) else labels
+        )
     return {**now, "axes": axes, "seeds": sorted({*before["seeds"], *now["seeds"]})}
 
 
