@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -225,6 +226,21 @@ def test_parts_of_a_sweep_are_noted_as_one(tmp_path):
     assert list(notes.read(store, notes.SWEEP)["tiny"]["sweep"]["axes"]["method"]) == list(
         sweep.axes["method"]
     )
+
+
+def test_a_part_without_search_joins_the_searched_sweep(tmp_path):
+    """`--no-search` once replaced what was noted of the whole sweep."""
+    store = tmp_path / "a.sqlite"
+    searched = tiny(seeds=1, search={"by": "val_accuracy", "seeds": 1})
+    note_sweep(store, searched, searched.planned())
+    part = replace(searched, search=False).only({"method": ["Krum"]})
+    note_sweep(store, part, part.planned())
+    noted = notes.read(store, notes.SWEEP)["tiny"]
+    assert len(noted["runs"]) == len(searched.planned())
+    assert noted["sweep"]["search"] == {"by": "val_accuracy", "seeds": 1}
+    other = replace(searched, search={"by": "val_accuracy", "seeds": 2}).only({"method": ["Krum"]})
+    note_sweep(store, other, other.planned())
+    assert len(notes.read(store, notes.SWEEP)["tiny"]["runs"]) == len(other.planned())
 
 
 FILE = """

@@ -289,11 +289,12 @@ def _paces(store: Path) -> dict[str, Measured]:
 
 
 def _same_but_less(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> bool:
-    """Whether two notes are of one sweep, of which a part was asked for (`only`) one time or the other."""
+    """Whether two notes are of one sweep: a part of it may have been asked for (`only`), or no search."""
     if before is None:
         return False
-    fixed = ("base", "when", "search")
-    return all(before[key] == now[key] for key in fixed) and list(before["axes"]) == list(now["axes"])
+    searches = [each["search"] for each in (before, now) if each["search"]]
+    fixed = all(before[key] == now[key] for key in ("base", "when"))
+    return fixed and searches[1:] in ([], searches[:1]) and list(before["axes"]) == list(now["axes"])
 
 
 def _joined(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,7 +306,8 @@ def _joined(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]
         axes[axis] = (
             {label: {**old, **values}[label] for label in labels} if isinstance(values, Mapping) else labels
         )
-    return {**now, "axes": axes, "seeds": sorted({*before["seeds"], *now["seeds"]})}
+    search = now["search"] or before["search"]
+    return {**now, "axes": axes, "search": search, "seeds": sorted({*before["seeds"], *now["seeds"]})}
 
 
 def _unique(values: Sequence[Any]) -> Iterator[Any]:
