@@ -121,6 +121,17 @@ def test_best_of_each_column_is_bold_and_ties_share():
     assert table.bold == {(0, 0), (1, 0), (2, 1)}
 
 
+def test_entries_of_fewer_seeds_than_the_others_say_so():
+    full = Entry(90.0, 1.0, ("r", "s"), {"r": 89.0, "s": 91.0})
+    half = Entry(80.0, 0.0, ("t", "u"), {"t": 80.0})
+    none = Entry(None, None, ("v",), {})
+    rows = [(("a",), [full, half, none])]
+    table = Table("t", ("method",), [("x",), ("y",), ("z",)], rows, ["test_accuracy"] * 3)
+    assert table.seeds == 2
+    assert markdown(table).splitlines()[-1] == "| a | 90.00 ± 1.00 | 80.00 (n=1) | - |"
+    assert "80.00 (n=1)" in latex(table)
+
+
 def test_tables_as_files_say_the_same(store, page):
     (found,) = collect(store)
     made = tables(found, found.sweep.show[0])

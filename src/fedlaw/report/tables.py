@@ -33,6 +33,11 @@ class Table:
     figures: list[str]
     bold: frozenset[tuple[int, int]] = frozenset()
 
+    @property
+    def seeds(self) -> int:
+        """Finished runs behind the best founded entry."""
+        return max((len(each.values) for _, entries in self.rows for each in entries), default=0)
+
 
 def tables(found: Found, show: Mapping[str, Any]) -> list[Table]:
     """The tables of one `show` block: one a label of its `split`, and one of the worst over `worst`."""
@@ -63,6 +68,7 @@ def _table(
     names: Sequence[str],
 ) -> Table:
     look = published_values(show)
+    same = {axis: found.labels(axis)[0] for axis in found.sweep.axes if len(found.labels(axis)) == 1}
     by_labels: dict[str, list[Place]] = {}
     for place in found.places:
         if all(place.labels.get(axis) == label for axis, label in fixed.items()):
@@ -82,7 +88,7 @@ def _table(
         for labels, name in combinations:
             every = {**fixed, **at, **labels}
             places = by_labels.get(_key(every, [*rows, *columns]), [])
-            entries.append(entry(places, name, look(every, name)))
+            entries.append(entry(places, name, look({**same, **every}, name)))
         if any(each.runs for each in entries):
             made.append((tuple(words(axis, label) for axis, label in at.items()), entries))
     return Table(title, tuple(rows), heads, made, figures)
@@ -142,12 +148,13 @@ def _with_bold(table: Table) -> Table:
 
 
 # ------------------------------------------------------------------------------------------ as text
-def shown(each: Entry, digits: int) -> str:
-    """Mean and standard deviation, as text; a dash where there is nothing."""
+def shown(each: Entry, digits: int, seeds: int) -> str:
+    """Mean and standard deviation, and the number of runs where it is below `seeds`; a dash for nothing."""
     if each.mean is None:
         return "-"
     spread = f" ± {each.std:.{digits}f}" if each.std is not None and len(each.values) > 1 else ""
-    return f"{each.mean:.{digits}f}{spread}"
+    few = f" (n={len(each.values)})" if len(each.values) < seeds else ""
+    return f"{each.mean:.{digits}f}{spread}{few}"
 
 
 def compared(each: Entry, digits: int) -> str:
@@ -159,14 +166,14 @@ def compared(each: Entry, digits: int) -> str:
 
 
 def markdown(table: Table, *, published: bool = True) -> str:
-    """A Markdown table; published values in brackets, then the difference."""
+    """A Markdown table; published values in brackets, then the difference; n where runs are missing."""
     heads = [*table.row_axes, *(" · ".join(part for part in head if part) for head in table.columns)]
     lines = [f"**{table.title}**", "", _bar(heads), _bar(["---"] * len(heads))]
     for row, (labels, entries) in enumerate(table.rows):
         cells = []
         for column, each in enumerate(entries):
             digits = metric(table.figures[column]).digits
-            text = shown(each, digits)
+            text = shown(each, digits, table.seeds)
             text = f"**{text}**" if (row, column) in table.bold else text
             cells.append(f"{text} {compared(each, digits)}".strip() if published else text)
         lines.append(_bar([*labels, *cells]))
@@ -199,7 +206,7 @@ def latex(table: Table) -> str:
     for row, (labels, entries) in enumerate(table.rows):
         cells = [_tex(label) for label in labels]
         for column, each in enumerate(entries):
-            value = shown(each, metric(table.figures[column]).digits).replace(" ± ", "$\\pm$")
+            value = shown(each, metric(table.figures[column]).digits, table.seeds).replace(" ± ", "$\\pm$")
             cells.append(f"\\textbf{{{value}}}" if (row, column) in table.bold else value)
         lines.append("    " + " & ".join(cells) + " \\\\")
     return "\n".join([*lines, "    \\bottomrule", "  \\end{tabular}", "\\end{table}", ""])

@@ -27,7 +27,9 @@ def summary(store: str | os.PathLike[str], name: str) -> None:
                     for column, each in enumerate(entries):
                         digits = min(metric(table.figures[column]).digits, 3)
                         star = "*" if (row, column) in table.bold else ""
-                        cells.append(f"{shown(each, digits)}{star} {compared(each, digits)}".strip())
+                        cells.append(
+                            f"{shown(each, digits, table.seeds)}{star} {compared(each, digits)}".strip()
+                        )
                     rows.append([*labels, *cells])
                 cli_show.table(heads, rows)
         if found.missing:
