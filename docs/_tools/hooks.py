@@ -23,7 +23,7 @@ GENERATED: dict[str, Callable[..., str]] = {
     "settings": pages.settings,
     "presets": pages.presets,
     "measured": pages.measured,
-    "reproduced": reproduced.accuracy,
+    "reproduced": reproduced.shown,
     "told_apart": reproduced.told_apart,
     "commands": commands.commands,
     "api": api.api,

@@ -17,10 +17,11 @@ def _sweep(store: str, name: str) -> Found:
     return next(found for found in collect(RESULTS / f"{store}.sqlite") if found.sweep.name == name)
 
 
-def accuracy(store: str, name: str) -> str:
-    """What a sweep shows first: ours, and in brackets the paper's and the difference."""
+def shown(store: str, name: str) -> str:
+    """The tables a sweep shows: ours, and in brackets the paper's and the difference."""
     found = _sweep(store, name)
-    return "\n".join(markdown(table) for table in tables(found, found.sweep.show[0]))
+    kinds = [show for show in found.sweep.show if show["kind"] == "table"]
+    return "\n".join(markdown(table) for show in kinds for table in tables(found, show))
 
 
 def told_apart(store: str, name: str, method: str = "FedLAW_hardened") -> str:
