@@ -24,6 +24,7 @@ GENERATED: dict[str, Callable[..., str]] = {
     "presets": pages.presets,
     "measured": pages.measured,
     "reproduced": reproduced.shown,
+    "distances": reproduced.distances,
     "told_apart": reproduced.told_apart,
     "commands": commands.commands,
     "api": api.api,

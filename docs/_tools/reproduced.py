@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
 from fedlaw.report.cells import Found, collect
 from fedlaw.report.tables import markdown, tables
@@ -22,6 +23,32 @@ def shown(store: str, name: str) -> str:
     found = _sweep(store, name)
     kinds = [show for show in found.sweep.show if show["kind"] == "table"]
     return "\n".join(markdown(table) for show in kinds for table in tables(found, show))
+
+
+def distances(store: str, name: str, usual: str = "as everywhere else") -> str:
+    """Mean distance from the published values of every reading and, in the same cells, of the usual one."""
+    found = _sweep(store, name)
+    (show,) = [show for show in found.sweep.show if show["kind"] == "table"]
+    rows: dict[str, dict[tuple[str, str], float]] = {}
+    for table in tables(found, show):
+        for (method, reading), entries in table.rows:
+            for (attack, *_), each in zip(table.columns, entries, strict=True):
+                if each.difference is not None:
+                    rows.setdefault(reading, {})[method, attack] = abs(each.difference)
+    lines = ["| reading | tried with | distance | of the usual reading there |", "|---|---|---|---|"]
+    for reading, cells in rows.items():
+        if reading == usual:
+            continue
+        where = "; ".join(
+            f"{method}: {', '.join(attack for with_, attack in cells if with_ == method)}"
+            for method in dict.fromkeys(method for method, _ in cells)
+        )
+        here, there = fmean(cells.values()), fmean(rows[usual][cell] for cell in cells)
+        better = [
+            f"**{value:.1f}**" if value == min(here, there) else f"{value:.1f}" for value in (here, there)
+        ]
+        lines.append(f"| {reading} | {where} | {better[0]} | {better[1]} |")
+    return "\n".join(lines)
 
 
 def told_apart(store: str, name: str, method: str = "FedLAW_hardened") -> str:

@@ -88,7 +88,8 @@ def _table(
         for labels, name in combinations:
             every = {**fixed, **at, **labels}
             places = by_labels.get(_key(every, [*rows, *columns]), [])
-            entries.append(entry(places, name, look({**same, **every}, name)))
+            # a cell that the sweep skips has nothing to be compared with
+            entries.append(entry(places, name, look({**same, **every}, name) if places else None))
         if any(each.runs for each in entries):
             made.append((tuple(words(axis, label) for axis, label in at.items()), entries))
     return Table(title, tuple(rows), heads, made, figures)
