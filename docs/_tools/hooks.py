@@ -29,7 +29,7 @@ GENERATED: dict[str, Callable[..., str]] = {
     "commands": commands.commands,
     "api": api.api,
 }
-_PLACE = re.compile(r"^<!-- generated: (\w+)((?: [\w.-]+)*) -->$", re.MULTILINE)
+_PLACE = re.compile(r"^<!-- generated: (\w+)((?: [\w.@-]+)*) -->$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
