@@ -52,7 +52,7 @@ def table(store: Path) -> dict[tuple[str, float, float], Figures]:
             judged, window = judge.judged_rounds or 0, judge.window or 0
             share = malicious.sum() / what["clients"]
             figures = found[what["attack"]["name"], what["partition_settings"]["q"], share]
-            if len(rows) > judged // 2:
+            if len(rows) >= judged // 2:
                 low, high, least = sides(cosines, malicious, judged // 2, window // 3)
                 figures["half honest"].append(low)
                 figures["half attackers"].append(high)
