@@ -95,7 +95,7 @@ def report(store: Path, runs: dict[str, Experiment], output: Path) -> None:
     frame = load_summary(store).set_index("run")
     rows = []
     for name, experiment in runs.items():
-        if experiment.id not in frame.index:
+        if experiment.id not in frame.index or frame.loc[experiment.id, "status"] != "finished":
             print(f"missing: {name}")
             continue
         row, (rule, attack) = frame.loc[experiment.id], name.split()[:2]
