@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedlaw.screening import clip_to_median, copy_clusters, loss_scores, masked_median
-from fedlaw.server.core_appeal import acquit, appeal, ends, refresh, settle
+from fedlaw.server.core_appeal import acquit, appeal, ends, fade, refresh, settle, span
 from fedlaw.server.core_math import (
     CoreState,
     by_count,
@@ -76,6 +76,7 @@ class Core(CoreSettings, Scheduled):
             burst_asked=of(0, i, n), joining=of(0, i, n), until=of(self.judged_rounds or 0, i),
             assembly=of(torch.nan, f, (self.longest or 0) if self.appeal_gap else 0, n), divided=of(0, i),
             appeal=of(0, i), cores=of(False, b, (self.longest or 0) if self.turnover < 1 else 0, n),
+            peak=of(0, f), faded=of(0, i),
         )  # fmt: skip
 
     # -------------------------------------------------------------------------------------- schedule
@@ -204,7 +205,7 @@ class Core(CoreSettings, Scheduled):
             state, weights = refresh(self, state, cosine, scored, absent, evidence.counts)
         else:
             before, done = replace(state, since=state.since + 1), self._done(state)
-            state = self._accumulate(state, score, cosine, assembly, scored, absent)
+            state = fade(self, self._accumulate(state, score, cosine, assembly, scored, absent))
             state = self._too_good(state, scored)
             state = appeal(self, state)
             state = settle(self, acquit(self, self._seat(state)))
@@ -277,7 +278,7 @@ class Core(CoreSettings, Scheduled):
 
     def _freeze(self, state: CoreState, counts: Tensor) -> CoreState:
         """Step 6 in the last judged round; before it, uniform weights on the core."""
-        window = windowed_mean(state.cosines, self.window or 1)
+        window = windowed_mean(state.cosines, span(self, state))
         alive = state.excluded == 0
         there = state.scored >= self.presence * state.asked
         members = (state.core | (window > self.threshold)) & alive & there & (state.scored > 0)

@@ -1,4 +1,4 @@
-"""When core judging does not simply run its rounds: an appeal, an early end, a late end, refreshes.
+"""When core judging does not simply run its rounds: an appeal, early ends, a late end, refreshes.
 
 Pure functions of the settings and the state, over (..., n).
 """
@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedlaw.screening import masked_median
 from fedlaw.server.core_math import CoreState, by_count, rank, row_of, seats, widest_gap, windowed_mean
 from fedlaw.server.core_settings import CoreSettings
 from fedlaw.server.judge import at_least
@@ -50,6 +51,8 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
         cosines=torch.where(void, torch.nan, state.cosines),
         assembly=torch.where(void, torch.nan, state.assembly),
         divided=torch.where(granted, 0, lasting),
+        peak=torch.where(granted, 0.0, state.peak),
+        faded=torch.where(granted, 0, state.faded),
         appeal=torch.where(granted, state.judged, state.appeal),
         until=torch.where(granted, torch.maximum(state.until, late), state.until),
     )
@@ -80,6 +83,38 @@ def acquit(judge: CoreSettings, state: CoreState) -> CoreState:
     if judge.turnover < 1:
         clear = clear & ~fresh(judge, state)
     return replace(state, until=torch.where(clear & (state.judged == due), state.judged, state.until))
+
+
+def fade(judge: CoreSettings, state: CoreState) -> CoreState:
+    """Judging ends where next to nothing is left to judge by: after that, windows hold more and more noise.
+
+    The more local steps a round has, and the harder the data, the sooner clients' updates stop having anything in
+    common; no number of rounds fits all. What is left shows in the signal, the median over the s best aligned. While a
+    core loses its hold the signal passes through zero, quickly, or it is negative: both are not the end of it.
+    """
+    if not judge.fade:
+        return state
+    alive = state.excluded == 0
+    mean = windowed_mean(state.cosines, judge.fade_rounds)
+    known = alive & ~mean.isnan()
+    best = rank(torch.where(known, mean, -torch.inf)) < seats(known | ~alive, judge.attackers_below)
+    signal = masked_median(mean, best & known)
+    on_record = (~state.cosines.isnan()).any(-1).sum(-1)  # rounds; none of those before an appeal
+    told = (on_record >= judge.fade_rounds) & ~signal.isnan()
+    peak = torch.where(told, torch.maximum(state.peak, signal), state.peak)
+    faint = told & (signal > 0) & (signal < judge.fade * peak)
+    faded = torch.where(faint, state.faded + 1, 0)
+    over = (faded >= judge.fade_rounds) & (state.judged >= judge.too_good_to + judge.fade_rounds)
+    until = torch.where(over, torch.minimum(state.until, state.judged), state.until)
+    return replace(state, peak=peak, faded=faded, until=until)
+
+
+def span(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(...) the window that decides now: the whole one, or its share of the rounds where the signal has faded."""
+    whole = judge.window or 1
+    share = (state.judged * whole) // (judge.judged_rounds or 1)
+    least = min(judge.fade_rounds, whole)
+    return torch.where(state.faded >= judge.fade_rounds, share.clamp(min=least, max=whole), whole)
 
 
 def ends(judge: CoreSettings, state: CoreState) -> Tensor:

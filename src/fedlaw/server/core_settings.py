@@ -11,12 +11,13 @@ from fedlaw.server.judge import at_least, share
 
 @dataclass(frozen=True)
 class CoreSettings:
-    """Settings of core judging. Defaults are the plain recipe: appeal_gap, turnover and acquittal are off.
+    """Settings of core judging. Defaults are the plain recipe: appeal_gap, turnover, acquittal and fade are off.
 
     Attributes:
         attackers_below: the share of clients that may be malicious, all that has to be known: the core has
             n - floor(share * n) seats, and never are more than floor(share * n) clients shut out.
-        judged_rounds: rounds with two phases before the freeze; None: min(80, 0.4 of all rounds).
+        judged_rounds: rounds with two phases before the freeze; None: min(80, judged_share of all rounds).
+        judged_share: see there.
         window: own answered rounds whose mean cosine decides at the freeze; None: 3/8 of the judged rounds.
         longest: rounds with two phases at most, should a new core be seated late; None: as many as that can take.
         decay: what the accumulated score is multiplied by each round, from round 3 on.
@@ -43,6 +44,9 @@ class CoreSettings:
             more, judging starts again. 1: any.
         acquittal: share of the judged rounds after which, once, judging ends if nobody is against the core: no
             client's mean cosine over the last third of a window is under zero. 0: it never ends early.
+        fade: judging ends, before its rounds are over, when the core's signal, the median of the s largest mean cosines,
+            has stayed between zero and this share of its peak; the window shrinks in proportion. 0: it never does.
+        fade_rounds: own answered rounds that the signal is a mean of, and rounds in a row that it must stay there.
         threshold: windowed cosine above which a client outside the core is admitted at the freeze.
         presence: share of the judged rounds it was asked in that a client must have been scored in.
         quorum: share of the core that must answer, or the round is skipped.
@@ -58,6 +62,7 @@ class CoreSettings:
 
     attackers_below: float = 0.45
     judged_rounds: int | None = None
+    judged_share: float = 0.4
     window: int | None = None
     longest: int | None = None
     decay: float = 0.95
@@ -83,6 +88,8 @@ class CoreSettings:
     appeal_share: float = 0.25
     turnover: float = 1.0
     acquittal: float = 0.0
+    fade: float = 0.0
+    fade_rounds: int = 5
     threshold: float = -0.03
     presence: float = 0.5
     quorum: float = 0.5
@@ -106,6 +113,7 @@ class CoreSettings:
                 check_integer(f"{name} (or None)", getattr(self, name), 1)
         for name in (
             "copy_least", "too_good_least", "too_good_from", "too_good_to", "refresh_bursts", "appeal_window",
+            "fade_rounds",
         ):  # fmt: skip
             check_integer(name, getattr(self, name), 1)
         for name in ("strikes_allowed", "sittings_allowed", "refresh_period"):
@@ -119,6 +127,8 @@ class CoreSettings:
             "appeal_share",
             "turnover",
             "acquittal",
+            "fade",
+            "judged_share",
         ):
             check_number(name, getattr(self, name), low=0, high=1)
         for name in ("strike_ratio", "count_cap"):
@@ -148,7 +158,7 @@ class CoreSettings:
 
     def bind(self, n: int, rounds: int) -> Self:
         """The settings with `judged_rounds`, `window` and `longest` resolved for n clients and `rounds` rounds."""
-        judged = self.judged_rounds or max(1, min(80, share(0.4, rounds)))
+        judged = self.judged_rounds or max(1, min(80, share(self.judged_share, rounds)))
         window = self.window or max(1, 3 * judged // 8)
         if judged > rounds:
             raise ValueError(f"judged_rounds must be at most rounds = {rounds}, got {judged}")

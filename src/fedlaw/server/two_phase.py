@@ -40,7 +40,7 @@ class FedLAW(Server):
 
     >>> server = FedLAW(torch.zeros(3), clients=range(50), judge="hardened", settings=Settings(rounds=100))
     >>> server.judge.judged_rounds, server.ask().phase
-    (40, 1)
+    (60, 1)
 
     Reference: Byzantine-Robust Federated Learning with Learnable Aggregation Weights, ICLR 2026.
     """
@@ -271,12 +271,14 @@ PRESETS: dict[str, Published | Core] = {
     # As published. The paper names server-side clipping as part of the method and no radius: the median norm.
     "paper": Published(attackers=0.4, beta=0.01, clip="median"),
     "hardened": Core(
+        judged_share=0.6,
         equal_losses="once",
         too_good_level=0.55,
         too_good_wide=0.25,
         appeal_gap=0.15,
         turnover=0.4,
         acquittal=0.5,
+        fade=0.2,
     ),
 }
 
@@ -288,7 +290,7 @@ def preset(name: str) -> Published | Core:
     updates clipped to the median norm. It has to be told the share of attackers.
     `hardened`: core judging with a block of equal losses counted once, only the very well aligned too good to be
     true, an appeal from a core that was taken, no freeze by a core that has just changed, and an early end where
-    nobody is against the core. It is told nothing.
+    nobody is against the core or nothing is left to judge by. It is told nothing.
 
     >>> type(preset("hardened")).__name__
     'Core'

@@ -1,0 +1,106 @@
+"""Judging by a signal that fades: it ends while there is something to judge by, by as much as there was."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedlaw.server import Status
+from fedlaw.server.core_appeal import fade, span
+from tests.core.test_core_appeal import TAKEN, clique, halfway
+from tests.core.test_core_judging import Crowd, drive, inverse, make, sit
+
+
+class Fading(Crowd):
+    """Clients who have less in common every round, and after `last` rounds push each other away a little."""
+
+    def __init__(self, last, **settings):
+        super().__init__(d=400, **settings)
+        self.full, self.last, self.played = self.signal, last, 0
+        self.own -= self.own.mean(0)
+
+    def round(self, forge=None):
+        self.played += 1
+        left = 1 - self.played / self.last
+        self.signal = self.full * max(left, -0.1)
+        return super().round(forge)
+
+
+def lost(server, honest):
+    return sum(server.statuses()[i][0] is not Status.MEMBER for i in honest)
+
+
+@pytest.mark.parametrize("crew", [0, 10])
+def test_judging_ends_while_there_is_something_to_judge_by(crew):
+    late = make(Fading(16), rounds=60, judged_rounds=40, window=15)
+    sit(late, Fading(16), inverse(list(range(crew))))
+    assert int(late.state.judged) == 40
+    assert lost(late, range(crew, 30)) > 5  # what it is for: windows that hold noise alone
+
+    server = make(Fading(16), rounds=60, judged_rounds=40, window=15, fade=0.3, fade_rounds=2)
+    sit(server, Fading(16), inverse(list(range(crew))))
+    assert int(server.state.judged) < 20
+    assert lost(server, range(crew, 30)) == 0
+    assert lost(server, range(crew)) == crew
+
+
+def test_a_signal_that_lasts_changes_nothing():
+    servers = [make(Crowd(), fade=share) for share in (0.0, 0.2)]
+    for server in servers:
+        sit(server, Crowd(), inverse([0, 1, 2]))
+    plain, fading = servers
+    assert int(plain.state.judged) == int(fading.state.judged) == 20
+    assert torch.equal(plain.params, fading.params)
+
+
+def spoken(levels, n=30):
+    """A judge, and its state after each of the rounds in which everybody had the cosine that `levels` says."""
+    judge, state = halfway({"fade": 0.2, "fade_rounds": 2, "judged_rounds": 40, "window": 15}, rounds=60)
+    state = replace(state, cosines=torch.full_like(state.cosines, torch.nan), judged=torch.tensor(0))
+    for level in levels:
+        cosines = state.cosines.clone()
+        cosines[int(state.judged)] = level
+        state = fade(judge, replace(state, cosines=cosines, judged=state.judged + 1))
+        yield judge, state
+
+
+def test_the_window_shrinks_with_the_rounds_that_were_judged():
+    *_, (judge, state) = spoken([0.5] * 20 + [0.05] * 4)
+    assert int(state.until) == 23  # means of two rounds: the second and the third below a fifth of the peak
+    assert int(span(judge, state)) == 24 * 15 // 40
+    *_, (judge, state) = spoken([0.5] * 24)
+    assert int(state.until) == 40
+    assert int(span(judge, state)) == 15
+
+
+def test_a_core_that_loses_its_hold_is_not_the_end():
+    """Its signal falls through zero and below; that of the next core comes up again."""
+    *_, (_, state) = spoken([0.5] * 20 + [0.05, -0.3, -0.3, -0.3, -0.1, 0.05, 0.3, 0.4])
+    assert int(state.until) == 40
+    assert int(state.faded) == 0
+
+
+def test_nothing_fades_before_the_too_good_check_is_over():
+    rounds = list(spoken([0.5] * 2 + [0.05] * 20))
+    ends = [int(state.judged) for _, state in rounds if int(state.until) < 40]
+    assert ends[0] == 12  # ten rounds and two
+
+
+def test_what_was_said_before_an_appeal_is_not_the_peak():
+    crowd = Crowd()
+    server = make(crowd, appeal_gap=0.1, fade=0.2, **TAKEN)
+    forge = clique(crowd, 12)
+    while not int(server.state.appeal):
+        drive(server, *crowd.round(forge))
+    assert float(server.state.peak) == int(server.state.faded) == 0
+    sit(server, crowd, forge)
+    assert float(server.state.peak) == pytest.approx(_signal(server), abs=0.1)
+    assert {server.statuses()[i][0] for i in range(12)} == {Status.LEFT_OUT}
+
+
+def _signal(server):
+    """By the definition: the median of the mean cosines of the best aligned 55 %."""
+    cosines = server.state.cosines.numpy()
+    heard = cosines[~np.isnan(cosines).all(1)]
+    return float(np.median(np.sort(heard[-5:].mean(0))[-17:]))
