@@ -4,11 +4,11 @@
     python benchmarks/timing.py --record cifar10-mlp --data-dir DATA --store timing.sqlite
     python benchmarks/timing.py --record cifar10-mlp --store timing.sqlite --report results/timing
 
-The first command reads recordings (a CSV, one line a run, and the .npz of the same name) and prints, for every timing
-rule and every group of runs, in which round judging would have ended, which share of the attackers and which of the
-honest clients would have been shut out, and in how many runs something went wrong. The second makes recordings: runs of
-preset `hardened` that are judged to their last round, whatever the signal. CIFAR-10 is halved there to 16 x 16 pixels,
-to fit a CPU. The third writes what the first one reads.
+The first command reads recordings (a CSV, one line a run, and the .npz of the same name) and prints, for every
+timing rule and every group of runs, in which round judging would have ended, which share of the attackers and
+which of the honest clients would have been shut out, and in how many runs something went wrong. The second makes
+recordings: runs of preset `hardened` that are judged to their last round, whatever the signal. CIFAR-10 is halved
+there to 16 x 16 pixels, to fit a CPU. The third writes what the first one reads.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ def halved(name: str = "cifar10") -> data.Dataset:
     return data.from_arrays(small.round().astype(np.uint8), full.labels, name=f"{name}-{h // 2}")
 
 
-CIFAR = {"dataset": "timing:halved", "batch_size": 16, "lr": 0.01, "clients": 200, "split": (48000, 2000, 10000)}
+CIFAR = {
+    "dataset": "timing:halved",
+    "batch_size": 16,
+    "lr": 0.01,
+    "clients": 200,
+    "split": (48000, 2000, 10000),
+}
 MNIST = {"dataset": "mnist", "model": "mlp", **SETTINGS["mnist"]}
 # By name: the setting, how many rounds are judged, q, attacks, seeds.
 RECORDED: dict[str, tuple[dict[str, Any], int, float, str, list[int]]] = {
@@ -50,7 +56,7 @@ RECORDED: dict[str, tuple[dict[str, Any], int, float, str, list[int]]] = {
     ),
     "mnist-20": (MNIST | {"clients": 20}, 60, 0.9, "none flip inverse mimic", [0]),
     "mnist-50": (MNIST | {"clients": 50}, 60, 0.9, "none flip inverse mimic", [0]),
-    "cifar10-mlp": (CIFAR | {"model": "mlp"}, 60, 0.9, "none flip inverse mimic double backdoor lie", [0]),
+    "cifar10-mlp": (CIFAR | {"model": "mlp"}, 60, 0.9, "none flip inverse mimic", [0]),
     "cifar10-cnn": (
         CIFAR | {"model": "cnn", "model_settings": {"channels": [16, 32], "hidden": [64]}},
         40, 0.9, "flip none inverse", [0],
@@ -115,6 +121,21 @@ def recent(cosines: Any, k: int) -> Any:
     return np.where(np.isnan(cosines[k - 1]), np.nan, np.nanmean(cosines[max(0, k - RECENT) : k], axis=0))
 
 
+def sides(cosines: Any, end: int) -> tuple[Any, Any, Any]:
+    """Who would be in and who out (the excluded in neither) after round `end`, and the windowed means."""
+    window = max(RECENT, 3 * end // 8)
+    mean, alive = np.nanmean(cosines[max(0, end - window) : end], axis=0), ~np.isnan(cosines[end - 1])
+    best = np.argsort(-np.where(alive, mean, -np.inf), kind="stable")[: seats(len(mean))]
+    inside = (np.isin(np.arange(len(mean)), best) | (mean > JUDGE.threshold)) & alive
+    return inside, alive & ~inside, mean
+
+
+def verdict(recording: Recording, end: int) -> tuple[float, float]:
+    """Shares of attackers and of honest clients that are shut out by a freeze after round `end`."""
+    out, bad = ~sides(recording.cosines, end)[0], recording.malicious
+    return (float(out[bad].mean()) if bad.any() else np.nan), float(out[~bad].mean())
+
+
 def fixed(_: Any) -> Callable[[int], bool]:
     return lambda k: False
 
@@ -146,16 +167,19 @@ def divided(cosines: Any, width: float = 0.15) -> Callable[[int], bool]:
     return over
 
 
-def faded(cosines: Any, share: float) -> Callable[[int], bool]:
-    """The signal between zero and a share of its peak, for five rounds in a row."""
+def faded(cosines: Any, share: float, *, clear: bool = True) -> Callable[[int], bool]:
+    """The signal below a share of its peak for five rounds; `clear`: and who would be out stands apart by it."""
     peak, lasting = 0.0, 0
 
     def over(k: int) -> bool:
         nonlocal peak, lasting
         now = signal(recent(cosines, k))
         peak = max(peak, now)
-        lasting = lasting + 1 if 0 < now < share * peak else 0
-        return k >= FIRST and lasting >= RECENT
+        lasting = lasting + 1 if now < share * peak else 0
+        if k < FIRST or lasting < RECENT:
+            return False
+        inside, outside, mean = sides(cosines, k)
+        return not clear or not outside.any() or mean[inside].min() - mean[outside].max() >= share * peak
 
     return over
 
@@ -165,19 +189,8 @@ RULES: dict[str, Callable[[Any], Callable[[int], bool]]] = {
     "nobody below zero, half-way": unanimous,
     "a gap across zero": divided,
     **{f"faded to {share:.0%}": (lambda c, share=share: faded(c, share)) for share in (0.1, 0.2, 0.3, 0.5)},
+    "faded to 20%, clear or not": lambda cosines: faded(cosines, 0.2, clear=False),
 }
-
-
-def verdict(recording: Recording, end: int) -> tuple[float, float]:
-    """Shares of attackers and of honest clients that are shut out by a freeze after round `end`."""
-    cosines = recording.cosines
-    window = max(RECENT, 3 * end // 8)
-    mean, alive = np.nanmean(cosines[end - window : end], axis=0), ~np.isnan(cosines[end - 1])
-    best = np.argsort(-np.where(alive, mean, -np.inf), kind="stable")[: seats(len(mean))]
-    members = np.isin(np.arange(len(mean)), best) | (mean > JUDGE.threshold)
-    out = ~(members & alive)
-    bad = recording.malicious
-    return (float(out[bad].mean()) if bad.any() else np.nan), float(out[~bad].mean())
 
 
 def tried(recordings: list[Recording]) -> pd.DataFrame:
@@ -225,7 +238,9 @@ def main() -> None:
         progress = Progress(sum(experiment.rounds for experiment in runs.values()))
         execution = Execution(device="cpu", threads=given.threads, checkpoint_seconds=60)
         for experiment in runs.values():
-            run_together([experiment], store=given.store, execution=execution, resume=True, callbacks=[progress])
+            run_together(
+                [experiment], store=given.store, execution=execution, resume=True, callbacks=[progress]
+            )
     if given.files:
         found = tried([each for file in given.files for each in read(file)])
         print(found.to_string(float_format="{:.3f}".format))

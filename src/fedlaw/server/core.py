@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedlaw.screening import clip_to_median, copy_clusters, loss_scores, masked_median
-from fedlaw.server.core_appeal import acquit, appeal, ends, fade, refresh, settle, span
+from fedlaw.server.core_appeal import acquit, admitted, appeal, ends, fade, refresh, settle
 from fedlaw.server.core_math import (
     CoreState,
     by_count,
@@ -35,7 +35,6 @@ from fedlaw.server.core_math import (
     uniform,
     whole_clusters,
     widest_gap,
-    windowed_mean,
     worst,
 )
 from fedlaw.server.core_settings import CoreSettings
@@ -205,10 +204,11 @@ class Core(CoreSettings, Scheduled):
             state, weights = refresh(self, state, cosine, scored, absent, evidence.counts)
         else:
             before, done = replace(state, since=state.since + 1), self._done(state)
-            state = fade(self, self._accumulate(state, score, cosine, assembly, scored, absent))
+            state = self._accumulate(state, score, cosine, assembly, scored, absent)
             state = self._too_good(state, scored)
             state = appeal(self, state)
-            state = settle(self, acquit(self, self._seat(state)))
+            state = fade(self, acquit(self, self._seat(state)))
+            state = settle(self, state)
             state = hold(done, before, self._freeze(state, evidence.counts))
             weights = torch.where(done.unsqueeze(-1), examined.weights, state.weights)
         score = state.total / state.decay.clamp(min=1e-300)
@@ -278,14 +278,10 @@ class Core(CoreSettings, Scheduled):
 
     def _freeze(self, state: CoreState, counts: Tensor) -> CoreState:
         """Step 6 in the last judged round; before it, uniform weights on the core."""
-        window = windowed_mean(state.cosines, span(self, state))
-        alive = state.excluded == 0
-        there = state.scored >= self.presence * state.asked
-        members = (state.core | (window > self.threshold)) & alive & there & (state.scored > 0)
-        members = torch.where(members.any(-1, keepdim=True), members, state.core & alive)
+        members, window = admitted(self, state)
         now = ends(self, state)
         weights = by_count(members, counts, self.count_cap)
-        during = uniform(state.core, fallback=alive)
+        during = uniform(state.core, fallback=state.excluded == 0)
         final = now.unsqueeze(-1)
         return replace(
             state,

@@ -86,11 +86,12 @@ def acquit(judge: CoreSettings, state: CoreState) -> CoreState:
 
 
 def fade(judge: CoreSettings, state: CoreState) -> CoreState:
-    """Judging ends where next to nothing is left to judge by: after that, windows hold more and more noise.
+    """Judging ends where next to nothing is left to judge by: after that, windows hold noise and drift.
 
     The more local steps a round has, and the harder the data, the sooner clients' updates stop having anything in
-    common; no number of rounds fits all. What is left shows in the signal, the median over the s best aligned. While a
-    core loses its hold the signal passes through zero, quickly, or it is negative: both are not the end of it.
+    common; no number of rounds fits all. What is left shows in the signal, the median of the s best aligned. It is
+    small, too, while a core loses its hold: so the verdict must be clear, whoever would be left out below everybody
+    else by as much as a signal that is not faint.
     """
     if not judge.fade:
         return state
@@ -102,11 +103,32 @@ def fade(judge: CoreSettings, state: CoreState) -> CoreState:
     on_record = (~state.cosines.isnan()).any(-1).sum(-1)  # rounds; none of those before an appeal
     told = (on_record >= judge.fade_rounds) & ~signal.isnan()
     peak = torch.where(told, torch.maximum(state.peak, signal), state.peak)
-    faint = told & (signal > 0) & (signal < judge.fade * peak)
-    faded = torch.where(faint, state.faded + 1, 0)
-    over = (faded >= judge.fade_rounds) & (state.judged >= judge.too_good_to + judge.fade_rounds)
-    until = torch.where(over, torch.minimum(state.until, state.judged), state.until)
-    return replace(state, peak=peak, faded=faded, until=until)
+    faint = told & (signal < judge.fade * peak)
+    state = replace(state, peak=peak, faded=torch.where(faint, state.faded + 1, 0))
+
+    there = alive & heard(judge, state)
+    joins, window = admitted(judge, state)
+    lowest = torch.where(there & joins, window, torch.inf).amin(-1)
+    highest = torch.where(there & ~joins, window, -torch.inf).amax(-1)
+    clear = (lowest - highest >= judge.fade * peak) & (state.divided == 0)
+    checked = ~(there & (state.scored < judge.too_good_to)).any(-1) & (
+        state.judged >= judge.too_good_to + judge.fade_rounds
+    )
+    over = (state.faded >= judge.fade_rounds) & clear & checked
+    return replace(state, until=torch.where(over, torch.minimum(state.until, state.judged), state.until))
+
+
+def heard(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(..., n) bool: who answered often enough to be a member."""
+    return (state.scored >= judge.presence * state.asked) & (state.scored > 0)
+
+
+def admitted(judge: CoreSettings, state: CoreState) -> tuple[Tensor, Tensor]:
+    """Who would be a member if judging ended now (..., n), and the windowed mean cosines that say so."""
+    window = windowed_mean(state.cosines, span(judge, state))
+    alive = state.excluded == 0
+    members = (state.core | (window > judge.threshold)) & alive & heard(judge, state)
+    return torch.where(members.any(-1, keepdim=True), members, state.core & alive), window
 
 
 def span(judge: CoreSettings, state: CoreState) -> Tensor:

@@ -23,8 +23,8 @@ class CoreState:
     under way. joining: bursts in a row above the threshold. until: judged rounds at the freeze. assembly: like
     cosines, with everybody's direction. divided: judged rounds in a row in which that divided the clients and the
     core's did not. appeal: the judged round in which a new core was seated, 0: in none. cores: like cosines, who
-    was in the core. peak: the largest signal so far. faded: judged rounds in a row in which next to nothing was left
-    of it.
+    was in the core. peak: the largest signal so far. faded: judged rounds in a row in which next to
+    nothing was left of it.
     """
 
     judged: Tensor
@@ -73,7 +73,7 @@ def row_of(record: Tensor, judged: Tensor) -> Tensor:
 
 
 def windowed_mean(cosines: Tensor, window: int | Tensor) -> Tensor:
-    """Mean (..., n) of each client's last `window` (or (...) of them) entries of cosines (..., J, n) that are not NaN.
+    """Mean (..., n) of each client's last `window` (an int, or (...)) entries of cosines (..., J, n), NaN left out.
 
     >>> windowed_mean(torch.tensor([[1.0, 5.0], [2.0, float("nan")], [4.0, 7.0]]), 2)
     tensor([3., 6.])
