@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ class Progress(Callback):
             self.said = now
 
 
-def report(store: Path, runs: dict[str, Experiment], output: Path) -> None:
+def report(store: Path, runs: Mapping[str, Any], output: Path) -> None:
     """One line a run as CSV, with what it ran on, and the table."""
     frame = load_summary(store).set_index("run")
     rows = []

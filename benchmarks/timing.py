@@ -1,14 +1,14 @@
 """When should judging end? Rules tried on recorded cosines, on data sets where they fade at very different speeds.
 
-    python benchmarks/timing.py results/timing-*.csv results/mnist-hardened.csv results/mnist-fresh-seeds.csv
+    python benchmarks/timing.py results/timing-*.csv results/mnist.sqlite results/mnist-hardened.csv
     python benchmarks/timing.py --record cifar10-mlp --data-dir DATA --store timing.sqlite
     python benchmarks/timing.py --record cifar10-mlp --store timing.sqlite --report results/timing
 
-The first command reads recordings (a CSV, one line a run, and the .npz of the same name) and prints, for every
-timing rule and every group of runs, in which round judging would have ended, which share of the attackers and
-which of the honest clients would have been shut out, and in how many runs something went wrong. The second makes
-recordings: runs of preset `hardened` that are judged to their last round, whatever the signal. CIFAR-10 is halved
-there to 16 x 16 pixels, to fit a CPU. The third writes what the first one reads.
+The first command reads recordings (a results file, or a CSV, one line a run, and the .npz of the same name) and
+prints, for every timing rule and every group of runs, in which round judging would have ended, which share of the
+attackers and which of the honest clients would have been shut out, and in how many runs something went wrong. The
+second makes recordings: runs of preset `hardened` that are judged to their last round, whatever the signal.
+CIFAR-10 is halved there to 16 x 16 pixels, to fit a CPU. The third writes what the first one reads.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ from recall import ATTACKS, SETTINGS, Progress, report
 from fedlaw import data
 from fedlaw.experiments.description import Execution, Experiment
 from fedlaw.experiments.runner import run_together
-from fedlaw.server import preset
+from fedlaw.results import Store
+from fedlaw.server import Core, preset
 
 
 def halved(name: str = "cifar10") -> data.Dataset:
@@ -59,7 +61,7 @@ RECORDED: dict[str, tuple[dict[str, Any], int, float, str, list[int]]] = {
     "cifar10-mlp": (CIFAR | {"model": "mlp"}, 60, 0.9, "none flip inverse mimic", [0]),
     "cifar10-cnn": (
         CIFAR | {"model": "cnn", "model_settings": {"channels": [16, 32], "hidden": [64]}},
-        40, 0.9, "flip none inverse", [0],
+        40, 0.9, "flip none", [0],
     ),
 }  # fmt: skip
 
@@ -81,6 +83,26 @@ def plan(name: str) -> dict[str, Experiment]:
     }
 
 
+def found(store: Path, runs: dict[str, Experiment]) -> dict[str, Any]:
+    """The runs under the ids they have in the store; what is void where `judged_rounds` is given may differ."""
+
+    def essence(description: dict[str, Any]) -> dict[str, Any]:
+        return description | {"rule": {k: v for k, v in description["rule"].items() if k != "judged_share"}}
+
+    with Store(store, read_only=True) as opened:
+        there = [(info.id, essence(info.description)) for info in opened.runs() if info.status == "finished"]
+    named = {}
+    for name, experiment in runs.items():
+        wanted = essence(experiment.canonical())
+        ids = [id for id, description in there if description == wanted]
+        kept = {
+            key: getattr(experiment, key)
+            for key in ("partition_settings", "malicious_count", "clients", "seed")
+        }
+        named[name] = SimpleNamespace(id=ids[0] if ids else experiment.id, **kept)
+    return named
+
+
 @dataclass(frozen=True)
 class Recording:
     """One run: cosines (J, n), NaN where a client was excluded, and who attacked."""
@@ -92,7 +114,10 @@ class Recording:
 
 
 def read(file: Path) -> Iterator[Recording]:
-    """The runs of a CSV and of the .npz beside it; those that ended early themselves are left aside."""
+    """The runs of a results file, or of a CSV and of the .npz beside it; those that ended early are left aside."""
+    if file.suffix == ".sqlite":
+        yield from _read_store(file)
+        return
     table, arrays = pd.read_csv(file), np.load(file.with_suffix(".npz"))
     table = table[table.rule == "hardened"]
     rounds = {run: len(arrays[f"{run}.cosines"]) for run in table.run}
@@ -101,6 +126,23 @@ def read(file: Path) -> Iterator[Recording]:
         if len(cosines) == max(rounds.values()):
             group = f"{file.stem.removeprefix('timing-')} q={row.q}"
             yield Recording(group, str(row.attack), cosines, arrays[f"{row.run}.malicious"].astype(bool))
+
+
+def _read_store(file: Path) -> Iterator[Recording]:
+    with Store(file, read_only=True) as store:
+        for info in store.runs():
+            what = info.description
+            if what["rule"].get("name") != "fedlaw" or not what["rule"].get("appeal_gap"):
+                continue
+            cosines = np.asarray(
+                [r.alignment for r in store.records(info.id) if r.alignment is not None], np.float64
+            )
+            judge = Core().bind(what["clients"], what["rounds"])
+            if info.status == "finished" and len(cosines) >= (judge.judged_rounds or 0):
+                attack = "flip" if what["attack"]["name"] == "label_flip" else what["attack"]["name"]
+                malicious = np.asarray(store.setup(info.id)["malicious"], bool)
+                q = what["partition_settings"]["q"]
+                yield Recording(f"{file.stem} q={q}", attack, cosines, malicious)
 
 
 # ------------------------------------------------------------------------------------------ the rules
@@ -233,7 +275,9 @@ def main() -> None:
     for name in given.record:
         runs = plan(name)
         if given.report:
-            report(given.store, runs, given.report.with_name(f"{given.report.name}-{name}"))
+            report(
+                given.store, found(given.store, runs), given.report.with_name(f"{given.report.name}-{name}")
+            )
             continue
         progress = Progress(sum(experiment.rounds for experiment in runs.values()))
         execution = Execution(device="cpu", threads=given.threads, checkpoint_seconds=60)
@@ -242,8 +286,8 @@ def main() -> None:
                 [experiment], store=given.store, execution=execution, resume=True, callbacks=[progress]
             )
     if given.files:
-        found = tried([each for file in given.files for each in read(file)])
-        print(found.to_string(float_format="{:.3f}".format))
+        table = tried([each for file in given.files for each in read(file)])
+        print(table.to_string(float_format="{:.3f}".format))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ GENERATED: dict[str, Callable[..., str]] = {
     "settings": pages.settings,
     "presets": pages.presets,
     "measured": pages.measured,
+    "timed": pages.timed,
     "reproduced": reproduced.shown,
     "distances": reproduced.distances,
     "told_apart": reproduced.told_apart,

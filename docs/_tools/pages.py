@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import dataclasses
 import inspect
+import math
+import sys
 import tomllib
 import types
 from collections.abc import Iterator
@@ -260,6 +262,29 @@ def measured(name: str) -> str:
         cells.append(_spread(runs, "honest_excluded", max) if rule == "hardened" else "")
         cells.append(f"{100 * _mean(runs, 'test_accuracy'):.1f}")
         lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def timed() -> str:
+    """Where each rule for the end of judging would have led, on the recordings in `results/`."""
+    sys.path.insert(0, str(RESULTS.parent / "benchmarks"))
+    try:
+        import timing
+    finally:
+        sys.path.pop(0)
+    earlier = ["mnist.sqlite", "mnist-hardened.csv", "mnist-fresh-seeds.csv"]
+    files = [*sorted(RESULTS.glob("timing-*.csv")), *(RESULTS / name for name in earlier)]
+    table = timing.tried([run for file in files for run in timing.read(file)])
+    rules = list(dict.fromkeys(rule for _, rule in table.index))
+    lines = ["| recordings | runs | " + " | ".join(rules) + " |", "|---|---" + "|---" * len(rules) + "|"]
+    for group in dict.fromkeys(group for group, _ in table.index):
+        cells = []
+        for _, row in table.loc[group].iterrows():
+            parts = [
+                "-" if math.isnan(row[name]) else f"{row[name]:.2f}" for name in ("found", "flippers", "lost")
+            ]
+            cells.append(f"{' / '.join(parts)} ({row['ends'].replace(' to ', '-')})")
+        lines.append(f"| {group} | {table.loc[group].runs.iloc[0]} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedlaw.server import Status
-from fedlaw.server.core_appeal import fade, span
+from fedlaw.server.core_appeal import fade, settle, span
 from tests.core.test_core_appeal import TAKEN, clique, halfway
 from tests.core.test_core_judging import Crowd, drive, inverse, make, sit
 
@@ -115,3 +115,19 @@ def _signal(server):
     cosines = server.state.cosines.numpy()
     heard = cosines[~np.isnan(cosines).all(1)]
     return float(np.median(np.sort(heard[-5:].mean(0))[-17:]))
+
+
+def test_a_core_that_changes_for_no_reason_does_not_start_judging_again():
+    """Nothing is left to judge by: who has the seats is chance, and another window would be, too."""
+    judge, state = halfway(
+        {"fade": 0.2, "fade_rounds": 2, "turnover": 0.4},
+        judged=torch.tensor(20),
+        peak=torch.tensor(0.5).double(),
+    )
+    cosines = state.cosines.clone()
+    cosines[:, :10] = -0.3
+    state = replace(state, cores=torch.zeros_like(state.cores), core=torch.arange(30) >= 13)
+    split = replace(state, cosines=cosines)
+    assert int(settle(judge, split).until) == 28  # a core that has just come about, and clients against it
+    assert int(settle(judge, replace(split, faded=torch.tensor(2))).until) == 20
+    assert int(settle(judge, state).until) == 20  # nobody is against it

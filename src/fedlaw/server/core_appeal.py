@@ -6,6 +6,7 @@ Pure functions of the settings and the state, over (..., n).
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,18 +28,12 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
     if not judge.appeal_gap:
         return state
     alive = state.excluded == 0
-    n = alive.shape[-1]
     everybody = windowed_mean(state.assembly, judge.appeal_window)
     core = windowed_mean(state.cosines, judge.appeal_window)
     known = alive & (state.scored >= judge.appeal_window) & ~everybody.isnan()
     compared = known & ~core.isnan()  # a core that has not spoken yet about a client does not deny anything
-    majority = seats(compared | ~alive, judge.attackers_below)
-
-    def widest(mean: Tensor) -> Tensor:
-        """The widest gap with no more below it than may attack, and no fewer than make a group."""
-        return widest_gap(-mean, compared, judge.group(n), majority)[0].squeeze(-1)
-
-    divided = (widest(everybody) > judge.appeal_gap) & ~(widest(core) > judge.appeal_gap / 2)
+    split = partial(chasm, judge, alive, compared)
+    divided = (split(everybody) > judge.appeal_gap) & ~(split(core) > judge.appeal_gap / 2)
     lasting = torch.where(divided, state.divided + 1, 0)
     granted = lasting >= judge.patience(judge.judged_rounds or 0)
     anew = granted.unsqueeze(-1)
@@ -56,6 +51,12 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
         appeal=torch.where(granted, state.judged, state.appeal),
         until=torch.where(granted, torch.maximum(state.until, late), state.until),
     )
+
+
+def chasm(judge: CoreSettings, alive: Tensor, compared: Tensor, mean: Tensor) -> Tensor:
+    """(...) the widest gap with no more of `compared` below it than may attack, and no fewer than make a group."""
+    majority = seats(compared | ~alive, judge.attackers_below)
+    return widest_gap(-mean, compared, judge.group(alive.shape[-1]), majority)[0].squeeze(-1)
 
 
 def fresh(judge: CoreSettings, state: CoreState) -> Tensor:
@@ -105,17 +106,20 @@ def fade(judge: CoreSettings, state: CoreState) -> CoreState:
     peak = torch.where(told, torch.maximum(state.peak, signal), state.peak)
     faint = told & (signal < judge.fade * peak)
     state = replace(state, peak=peak, faded=torch.where(faint, state.faded + 1, 0))
+    ended = torch.minimum(state.until, state.judged)
+    return replace(state, until=torch.where(over(judge, state), ended, state.until))
 
-    there = alive & heard(judge, state)
+
+def over(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(...) bool: whether the signal has faded and the verdict is clear, with nothing open."""
+    there = (state.excluded == 0) & heard(judge, state)
     joins, window = admitted(judge, state)
     lowest = torch.where(there & joins, window, torch.inf).amin(-1)
     highest = torch.where(there & ~joins, window, -torch.inf).amax(-1)
-    clear = (lowest - highest >= judge.fade * peak) & (state.divided == 0)
-    checked = ~(there & (state.scored < judge.too_good_to)).any(-1) & (
-        state.judged >= judge.too_good_to + judge.fade_rounds
-    )
-    over = (state.faded >= judge.fade_rounds) & clear & checked
-    return replace(state, until=torch.where(over, torch.minimum(state.until, state.judged), state.until))
+    clear = (lowest - highest >= judge.fade * state.peak) & (state.divided == 0)
+    checked = ~(there & (state.scored < judge.too_good_to)).any(-1)
+    long = state.judged >= judge.too_good_to + judge.fade_rounds
+    return (state.faded >= judge.fade_rounds) & clear & checked & long
 
 
 def heard(judge: CoreSettings, state: CoreState) -> Tensor:
@@ -148,13 +152,20 @@ def ends(judge: CoreSettings, state: CoreState) -> Tensor:
 def settle(judge: CoreSettings, state: CoreState) -> CoreState:
     """No freeze by a core that has only just come about: judging starts again, and goes on for another window.
 
-    Unless not even half a window is left: less than that says less than the record that would be given up.
+    Unless not even half a window is left: less than that says less than the record that would be given up. And
+    unless there is no reason for the change: the signal has faded and the verdict is clear, or lately nothing
+    divides the clients.
     """
     if judge.turnover >= 1:
         return state
     window = judge.window or 0
     left = (judge.longest or 0) - state.judged
     more = fresh(judge, state) & ends(judge, state) & (left >= max(1, window // 2))
+    if judge.fade:
+        recent = windowed_mean(state.cosines, judge.fade_rounds)
+        alive = state.excluded == 0
+        split = chasm(judge, alive, alive & ~recent.isnan(), recent)
+        more = more & ~over(judge, state) & (split > judge.fade * state.peak)
     void = more.unsqueeze(-1).unsqueeze(-1)
     return replace(
         state,

@@ -277,7 +277,6 @@ PRESETS: dict[str, Published | Core] = {
         too_good_wide=0.25,
         appeal_gap=0.15,
         turnover=0.4,
-        acquittal=0.5,
         fade=0.2,
     ),
 }
@@ -289,8 +288,8 @@ def preset(name: str) -> Published | Core:
     `paper`: the published step, sparsity n - b_f fixed from round 1, beta 0.01, weights learned in 20 rounds,
     updates clipped to the median norm. It has to be told the share of attackers.
     `hardened`: core judging with a block of equal losses counted once, only the very well aligned too good to be
-    true, an appeal from a core that was taken, no freeze by a core that has just changed, and an early end where
-    nobody is against the core or nothing is left to judge by. It is told nothing.
+    true, an appeal from a core that was taken, no freeze by a core that has just changed, and an end as soon as
+    nothing is left to judge by. It is told nothing.
 
     >>> type(preset("hardened")).__name__
     'Core'
