@@ -154,18 +154,13 @@ def seats(n: int) -> int:
     return n - int(JUDGE.attackers_below * n + 1e-9)
 
 
-def signal(mean: Any) -> float:
-    """Median of the best aligned 55 % of all clients."""
-    return float(np.nanmedian(np.sort(mean[~np.isnan(mean)])[::-1][: seats(len(mean))]))
-
-
 def recent(cosines: Any, k: int) -> Any:
     return np.where(np.isnan(cosines[k - 1]), np.nan, np.nanmean(cosines[max(0, k - RECENT) : k], axis=0))
 
 
 def sides(cosines: Any, end: int) -> tuple[Any, Any, Any]:
     """Who would be in and who out (the excluded in neither) after round `end`, and the windowed means."""
-    window = max(RECENT, 3 * end // 8)
+    window = 3 * len(cosines) // 8
     mean, alive = np.nanmean(cosines[max(0, end - window) : end], axis=0), ~np.isnan(cosines[end - 1])
     best = np.argsort(-np.where(alive, mean, -np.inf), kind="stable")[: seats(len(mean))]
     inside = (np.isin(np.arange(len(mean)), best) | (mean > JUDGE.threshold)) & alive
@@ -210,18 +205,24 @@ def divided(cosines: Any, width: float = 0.15) -> Callable[[int], bool]:
 
 
 def faded(cosines: Any, share: float, *, clear: bool = True) -> Callable[[int], bool]:
-    """The signal below a share of its peak for five rounds; `clear`: and who would be out stands apart by it."""
-    peak, lasting = 0.0, 0
+    """What clients have left of their peaks, in the median of the best 55 %, under a share for five rounds.
+
+    `clear`: and whoever would be out stands apart by that share of the median peak.
+    """
+    peaks, lasting = np.full(len(cosines[0]), -np.inf), 0
 
     def over(k: int) -> bool:
-        nonlocal peak, lasting
-        now = signal(recent(cosines, k))
-        peak = max(peak, now)
-        lasting = lasting + 1 if now < share * peak else 0
+        nonlocal peaks, lasting
+        mean = recent(cosines, k)
+        peaks = np.fmax(peaks, mean)
+        there = ~np.isnan(mean)
+        usual = np.median(peaks[there & (peaks > 0)])
+        left = np.sort((mean / np.maximum(peaks, usual))[there])[::-1]
+        lasting = lasting + 1 if np.median(left[: seats(len(mean))]) < share else 0
         if k < FIRST or lasting < RECENT:
             return False
         inside, outside, mean = sides(cosines, k)
-        return not clear or not outside.any() or mean[inside].min() - mean[outside].max() >= share * peak
+        return not clear or not outside.any() or mean[inside].min() - mean[outside].max() >= share * usual
 
     return over
 

@@ -75,7 +75,7 @@ class Core(CoreSettings, Scheduled):
             burst_asked=of(0, i, n), joining=of(0, i, n), until=of(self.judged_rounds or 0, i),
             assembly=of(torch.nan, f, (self.longest or 0) if self.appeal_gap else 0, n), divided=of(0, i),
             appeal=of(0, i), cores=of(False, b, (self.longest or 0) if self.turnover < 1 else 0, n),
-            peak=of(0, f), faded=of(0, i),
+            peaks=of(0, f, n), faded=of(0, i),
         )  # fmt: skip
 
     # -------------------------------------------------------------------------------------- schedule
@@ -207,8 +207,8 @@ class Core(CoreSettings, Scheduled):
             state = self._accumulate(state, score, cosine, assembly, scored, absent)
             state = self._too_good(state, scored)
             state = appeal(self, state)
-            state = fade(self, acquit(self, self._seat(state)))
-            state = settle(self, state)
+            state = acquit(self, self._seat(state))
+            state = settle(self, self._close(state, fade(self, state), scored))
             state = hold(done, before, self._freeze(state, evidence.counts))
             weights = torch.where(done.unsqueeze(-1), examined.weights, state.weights)
         score = state.total / state.decay.clamp(min=1e-300)
@@ -275,6 +275,14 @@ class Core(CoreSettings, Scheduled):
         core = candidates & (rank(score) < most)
         now = row_of(state.cores, state.judged - 1)
         return replace(state, core=core, cores=state.cores | (now & core.unsqueeze(-2)))
+
+    def _close(self, before: CoreState, state: CoreState, scored: Tensor) -> CoreState:
+        """Where the signal has just ended judging, the too-good check's last turn; who fails it prolongs it."""
+        now = state.until != before.until
+        checked = hold(~now, state, self._too_good(state, scored))
+        caught = (checked.excluded != state.excluded).any(-1)
+        checked = replace(checked, until=torch.where(caught, before.until, checked.until))
+        return hold(~caught, checked, self._seat(checked))
 
     def _freeze(self, state: CoreState, counts: Tensor) -> CoreState:
         """Step 6 in the last judged round; before it, uniform weights on the core."""

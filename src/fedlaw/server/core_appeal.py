@@ -46,7 +46,7 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
         cosines=torch.where(void, torch.nan, state.cosines),
         assembly=torch.where(void, torch.nan, state.assembly),
         divided=torch.where(granted, 0, lasting),
-        peak=torch.where(granted, 0.0, state.peak),
+        peaks=torch.where(anew, 0.0, state.peaks),
         faded=torch.where(granted, 0, state.faded),
         appeal=torch.where(granted, state.judged, state.appeal),
         until=torch.where(granted, torch.maximum(state.until, late), state.until),
@@ -90,36 +90,51 @@ def fade(judge: CoreSettings, state: CoreState) -> CoreState:
     """Judging ends where next to nothing is left to judge by: after that, windows hold noise and drift.
 
     The more local steps a round has, and the harder the data, the sooner clients' updates stop having anything in
-    common; no number of rounds fits all. What is left shows in the signal, the median of the s best aligned. It is
-    small, too, while a core loses its hold: so the verdict must be clear, whoever would be left out below everybody
-    else by as much as a signal that is not faint.
+    common; no number of rounds fits all. What is left shows in the signal: of every client, its recent mean cosine
+    as a share of its own peak (nobody can raise another's), the median of the s largest. It is small, too, while a
+    core loses its hold: so the verdict must be clear, whoever would be left out below everybody else.
     """
     if not judge.fade:
         return state
-    alive = state.excluded == 0
     mean = windowed_mean(state.cosines, judge.fade_rounds)
-    known = alive & ~mean.isnan()
-    best = rank(torch.where(known, mean, -torch.inf)) < seats(known | ~alive, judge.attackers_below)
-    signal = masked_median(mean, best & known)
-    on_record = (~state.cosines.isnan()).any(-1).sum(-1)  # rounds; none of those before an appeal
-    told = (on_record >= judge.fade_rounds) & ~signal.isnan()
-    peak = torch.where(told, torch.maximum(state.peak, signal), state.peak)
-    faint = told & (signal < judge.fade * peak)
-    state = replace(state, peak=peak, faded=torch.where(faint, state.faded + 1, 0))
-    ended = torch.minimum(state.until, state.judged)
-    return replace(state, until=torch.where(over(judge, state), ended, state.until))
+    spoken = (~state.cosines.isnan()).cumsum(-2)
+    lately = torch.clamp(state.judged - 1 - 2 * judge.fade_rounds, min=0)
+    before = torch.where(row_of(spoken, lately), spoken, 0).sum(-2)
+    known = (state.excluded == 0) & heard(judge, state) & (spoken[..., -1, :] >= judge.fade_rounds)
+    known = known & ((spoken[..., -1, :] > before) | (state.judged <= 2 * judge.fade_rounds).unsqueeze(-1))
+    peaks = torch.where(known, torch.maximum(state.peaks, mean), state.peaks)
+    usual = masked_median(peaks, known & (peaks > 0)).unsqueeze(
+        -1
+    )  # a client that has never had much has not kept it
+    shares = mean / torch.maximum(peaks, usual).clamp(min=1e-300)
+    best = rank(torch.where(known, shares, -torch.inf)) < seats(
+        known | (state.excluded != 0), judge.attackers_below
+    )
+    signal = masked_median(shares, best & known)
+    faded = torch.where(signal < judge.fade, state.faded + 1, 0)
+    state = replace(state, peaks=peaks, faded=faded)
+    until = torch.where(over(judge, state), torch.minimum(state.until, state.judged), state.until)
+    return replace(state, until=until)
+
+
+def margin(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(...) what counts as apart: as much as is left of the median client's peak once it has faded."""
+    return judge.fade * masked_median(state.peaks, (state.excluded == 0) & (state.peaks > 0))
 
 
 def over(judge: CoreSettings, state: CoreState) -> Tensor:
     """(...) bool: whether the signal has faded and the verdict is clear, with nothing open."""
     there = (state.excluded == 0) & heard(judge, state)
     joins, window = admitted(judge, state)
-    lowest = torch.where(there & joins, window, torch.inf).amin(-1)
-    highest = torch.where(there & ~joins, window, -torch.inf).amax(-1)
-    clear = (lowest - highest >= judge.fade * state.peak) & (state.divided == 0)
+    told = there & ~window.isnan()
+    lowest = torch.where(told & joins, window, torch.inf).amin(-1)
+    highest = torch.where(told & ~joins, window, -torch.inf).amax(-1)
+    apart = margin(judge, state)
+    clear = (lowest - highest >= apart) & (apart > judge.fade * judge.competence) & (state.divided == 0)
     checked = ~(there & (state.scored < judge.too_good_to)).any(-1)
-    long = state.judged >= judge.too_good_to + judge.fade_rounds
-    return (state.faded >= judge.fade_rounds) & clear & checked & long
+    record = (~state.cosines.isnan()).any(-1).sum(-1)  # rounds; none of those before an appeal or a new start
+    least = torch.where(record < state.judged, judge.window or 1, judge.too_good_to + judge.fade_rounds)
+    return (state.faded >= judge.fade_rounds) & clear & checked & (record >= least)
 
 
 def heard(judge: CoreSettings, state: CoreState) -> Tensor:
@@ -129,18 +144,10 @@ def heard(judge: CoreSettings, state: CoreState) -> Tensor:
 
 def admitted(judge: CoreSettings, state: CoreState) -> tuple[Tensor, Tensor]:
     """Who would be a member if judging ended now (..., n), and the windowed mean cosines that say so."""
-    window = windowed_mean(state.cosines, span(judge, state))
+    window = windowed_mean(state.cosines, judge.window or 1)
     alive = state.excluded == 0
     members = (state.core | (window > judge.threshold)) & alive & heard(judge, state)
     return torch.where(members.any(-1, keepdim=True), members, state.core & alive), window
-
-
-def span(judge: CoreSettings, state: CoreState) -> Tensor:
-    """(...) the window that decides now: the whole one, or its share of the rounds where the signal has faded."""
-    whole = judge.window or 1
-    share = (state.judged * whole) // (judge.judged_rounds or 1)
-    least = min(judge.fade_rounds, whole)
-    return torch.where(state.faded >= judge.fade_rounds, share.clamp(min=least, max=whole), whole)
 
 
 def ends(judge: CoreSettings, state: CoreState) -> Tensor:
@@ -153,8 +160,8 @@ def settle(judge: CoreSettings, state: CoreState) -> CoreState:
     """No freeze by a core that has only just come about: judging starts again, and goes on for another window.
 
     Unless not even half a window is left: less than that says less than the record that would be given up. And
-    unless there is no reason for the change: the signal has faded and the verdict is clear, or lately nothing
-    divides the clients.
+    unless there is no reason for the change: the signal has faded and the verdict is clear, or lately neither
+    the core's direction nor everybody's divides the clients.
     """
     if judge.turnover >= 1:
         return state
@@ -162,15 +169,20 @@ def settle(judge: CoreSettings, state: CoreState) -> CoreState:
     left = (judge.longest or 0) - state.judged
     more = fresh(judge, state) & ends(judge, state) & (left >= max(1, window // 2))
     if judge.fade:
-        recent = windowed_mean(state.cosines, judge.fade_rounds)
-        alive = state.excluded == 0
-        split = chasm(judge, alive, alive & ~recent.isnan(), recent)
-        more = more & ~over(judge, state) & (split > judge.fade * state.peak)
+        alive, apart = state.excluded == 0, margin(judge, state)
+        split = torch.zeros_like(more)
+        for said in (state.cosines, state.assembly):
+            if said.shape[-2]:
+                recent = windowed_mean(said, judge.fade_rounds)
+                split = split | (chasm(judge, alive, alive & ~recent.isnan(), recent) > apart)
+        more = more & ~over(judge, state) & split
     void = more.unsqueeze(-1).unsqueeze(-1)
     return replace(
         state,
         until=torch.where(more, state.judged + left.clamp(max=window), state.until),
         cosines=torch.where(void, torch.nan, state.cosines),
+        peaks=torch.where(more.unsqueeze(-1), 0.0, state.peaks),
+        faded=torch.where(more, 0, state.faded),
     )
 
 

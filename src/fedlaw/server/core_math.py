@@ -23,8 +23,8 @@ class CoreState:
     under way. joining: bursts in a row above the threshold. until: judged rounds at the freeze. assembly: like
     cosines, with everybody's direction. divided: judged rounds in a row in which that divided the clients and the
     core's did not. appeal: the judged round in which a new core was seated, 0: in none. cores: like cosines, who
-    was in the core. peak: the largest signal so far. faded: judged rounds in a row in which next to
-    nothing was left of it.
+    was in the core. peaks: every client's largest recent mean cosine. faded: judged rounds in a row
+    in which next to nothing was left of them.
     """
 
     judged: Tensor
@@ -53,7 +53,7 @@ class CoreState:
     divided: Tensor
     appeal: Tensor
     cores: Tensor
-    peak: Tensor
+    peaks: Tensor
     faded: Tensor
 
 
@@ -72,16 +72,14 @@ def row_of(record: Tensor, judged: Tensor) -> Tensor:
     return (torch.arange(record.shape[-2], device=record.device) == judged.unsqueeze(-1)).unsqueeze(-1)
 
 
-def windowed_mean(cosines: Tensor, window: int | Tensor) -> Tensor:
-    """Mean (..., n) of each client's last `window` (an int, or (...)) entries of cosines (..., J, n), NaN left out.
+def windowed_mean(cosines: Tensor, window: int) -> Tensor:
+    """Mean (..., n) of each client's last `window` entries of cosines (..., J, n) that are not NaN.
 
     >>> windowed_mean(torch.tensor([[1.0, 5.0], [2.0, float("nan")], [4.0, 7.0]]), 2)
     tensor([3., 6.])
     """
     there = ~cosines.isnan()
     from_the_end = there.flip(-2).cumsum(-2).flip(-2)
-    if isinstance(window, Tensor):
-        window = window.unsqueeze(-1).unsqueeze(-1)
     inside = there & (from_the_end <= window)
     return torch.where(inside, cosines, 0.0).sum(-2) / inside.sum(-2)
 

@@ -44,10 +44,10 @@ class CoreSettings:
             more, judging starts again. 1: any.
         acquittal: share of the judged rounds after which, once, judging ends if nobody is against the core: no
             client's mean cosine over the last third of a window is under zero. 0: it never ends early.
-        fade: judging ends, before its rounds are over, when the signal, the median of the s largest mean cosines,
-            has stayed below this share of its peak, and whoever would be left out is as far below everybody else;
-            the window shrinks in proportion. 0: it never does.
-        fade_rounds: own answered rounds that the signal is a mean of, and rounds in a row that it must stay there.
+        fade: judging ends, before its rounds are over, when the s clients that kept most of their peak have, in the
+            median, less than this share of it left, and whoever would be left out is as far below everybody
+            else. 0: it never does.
+        fade_rounds: own answered rounds that this takes the mean cosine of, and rounds in a row that it must hold.
         threshold: windowed cosine above which a client outside the core is admitted at the freeze.
         presence: share of the judged rounds it was asked in that a client must have been scored in.
         quorum: share of the core that must answer, or the round is skipped.
