@@ -160,8 +160,8 @@ def settle(judge: CoreSettings, state: CoreState) -> CoreState:
     """No freeze by a core that has only just come about: judging starts again, and goes on for another window.
 
     Unless not even half a window is left: less than that says less than the record that would be given up. And
-    unless there is no reason for the change: the signal has faded and the verdict is clear, or lately neither
-    the core's direction nor everybody's divides the clients.
+    unless there is no reason for the change: the signal has faded and the verdict is clear, or lately nothing
+    divides the clients. (Where everybody's direction does, an appeal is under way, which is waited for.)
     """
     if judge.turnover >= 1:
         return state
@@ -169,12 +169,8 @@ def settle(judge: CoreSettings, state: CoreState) -> CoreState:
     left = (judge.longest or 0) - state.judged
     more = fresh(judge, state) & ends(judge, state) & (left >= max(1, window // 2))
     if judge.fade:
-        alive, apart = state.excluded == 0, margin(judge, state)
-        split = torch.zeros_like(more)
-        for said in (state.cosines, state.assembly):
-            if said.shape[-2]:
-                recent = windowed_mean(said, judge.fade_rounds)
-                split = split | (chasm(judge, alive, alive & ~recent.isnan(), recent) > apart)
+        recent, alive = windowed_mean(state.cosines, judge.fade_rounds), state.excluded == 0
+        split = chasm(judge, alive, alive & ~recent.isnan(), recent) > margin(judge, state)
         more = more & ~over(judge, state) & split
     void = more.unsqueeze(-1).unsqueeze(-1)
     return replace(
