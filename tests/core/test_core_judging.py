@@ -183,6 +183,16 @@ def too_good(rows):
     )
 
 
+@pytest.mark.parametrize(("crowd_from", "level"), [(0.2, 1.0), (0.3, 1.0), (0.3, 0.0)])
+def test_a_crowd_is_too_good_below_the_level(crowd_from, level):
+    """Six of 30: a crowd from 0.2 on; with fewer than a crowd it takes the level."""
+    crowd = Crowd()
+    server = make(crowd, too_good_level=level, too_good_crowd=crowd_from)
+    sit(server, crowd, too_good)
+    excluded = {server.statuses()[i][0] is Status.EXCLUDED for i in range(6)}
+    assert excluded == {crowd_from == 0.2 or level == 0.0}
+
+
 def test_too_good_to_be_true_is_excluded_at_round_ten():
     crowd = Crowd()
     server = make(crowd)

@@ -259,8 +259,10 @@ class Core(CoreSettings, Scheduled):
         gap, above = widest_gap(mean, checked, self.group(n), n - share(self.too_good_most, n) - gone)
         room = self.most_out(n) - gone
         lowest = torch.where(above, mean, torch.inf).amin(-1, keepdim=True)
-        wide = (gap > self.too_good_gap) & (lowest >= self.too_good_level) | (gap > self.too_good_wide)
-        guilty = above & due & wide & (above.sum(-1, keepdim=True) <= room)
+        size = above.sum(-1, keepdim=True)
+        aloft = (lowest >= self.too_good_level) | (size >= at_least(self.too_good_crowd, n))
+        wide = (gap > self.too_good_gap) & aloft | (gap > self.too_good_wide)
+        guilty = above & due & wide & (size <= room)
         return replace(state, excluded=exclude(state.excluded, guilty, Exclusion.TOO_GOOD))
 
     def _seat(self, state: CoreState) -> CoreState:

@@ -31,8 +31,10 @@ class CoreSettings:
         copy_share, copy_least: a cluster of copies counts from max(copy_least, ceil(copy_share * n)) on.
         sittings_allowed: how often a cluster sits out before it is excluded.
         too_good_from, too_good_to: own answered rounds whose mean cosine the too-good check takes.
-        too_good_gap: width of the gap above which a group is too good to be true, if all of it reaches the level.
+        too_good_gap: width of the gap above which a group is too good to be true, if all of it reaches the level
+            or it is a crowd.
         too_good_level: mean cosine that such a group must reach; -1: any.
+        too_good_crowd: share of the clients from which on a group is a crowd: more than have one label, say.
         too_good_wide: width of the gap above which a group is too good to be true at any level.
         too_good_share, too_good_least, too_good_most: size of such a group: max(too_good_least,
             ceil(too_good_share * n)) to floor(too_good_most * n).
@@ -80,6 +82,7 @@ class CoreSettings:
     too_good_to: int = 10
     too_good_gap: float = 0.12
     too_good_level: float = -1.0
+    too_good_crowd: float = 1.0
     too_good_wide: float = 2.0
     too_good_share: float = 0.03
     too_good_least: int = 2
@@ -125,6 +128,7 @@ class CoreSettings:
             "copy_share",
             "too_good_share",
             "too_good_most",
+            "too_good_crowd",
             "appeal_share",
             "turnover",
             "acquittal",
