@@ -320,9 +320,8 @@ def run_alone(judge, state, updates, lookahead):
 
 @pytest.mark.parametrize("gap", [0.0, 0.1])
 def test_stacked_experiments_freeze_each_in_its_own_round(gap):
-    judge = Core(judged_rounds=20, window=8, appeal_gap=gap, turnover=0.4, acquittal=0.6, fade=0.2).bind(
-        30, 40
-    )
+    early = {"acquittal": 0.6, "fade": 0.2, "two_groups": 2.2, "catch_up": 4.0}
+    judge = Core(judged_rounds=20, window=8, appeal_gap=gap, turnover=0.4, **early).bind(30, 40)
     crowds = [Crowd(seed=seed) for seed in range(3)]
     forges = [None, inverse(list(range(10))), None]
     alone = [judge.start(30, torch.zeros(1)) for _ in crowds]

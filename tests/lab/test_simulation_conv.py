@@ -74,6 +74,32 @@ def test_steps_agree_with_autograd(make):
     torch.testing.assert_close(found, expected.float(), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("make", [usual, uneven, large])
+def test_half_precision_rounds_operands_and_nothing_else(make):
+    """Steps are as right as eleven bits allow, small gradients included; what is not trained is kept in full."""
+    torch.manual_seed(3)
+    (model, shape), width, lr = make(), 2, 0.5
+    theta = starts(make, 3)
+    kernel = ConvKernel(model, shape, 3, width, theta, half=True)
+    kernel.load(theta)
+    assert torch.equal(kernel.flat(3), theta)
+    x, y = torch.randn(2, width, *shape).half(), torch.randint(0, model[-1].out_features, (2, width))
+    weight = torch.tensor([[0.25, 0.75], [1e-4, 0.0]])  # the second job's gradients would be lost below 6e-8
+    kernel.step(1, x, y, weight, lr)
+    found = kernel.flat(3)
+    assert torch.equal(found[0], theta[0])
+    for job, real in ((0, 2), (1, 1)):
+        given = (x[job, :real].float(), y[job, :real], weight[job, :real])
+        moved = stepped(model, theta[job + 1], *given, lr) - theta[job + 1].double()
+        error = (found[job + 1].double() - theta[job + 1].double() - moved).norm() / moved.norm()
+        assert error < 4e-3, error
+    kernel.step(1, x, y, weight, lr)  # the copies that products read have moved with the parameters
+    again = ConvKernel(model, shape, 3, width, theta, half=True)
+    again.load(found)
+    again.step(1, x, y, weight, lr)
+    assert torch.equal(again.flat(3), kernel.flat(3))
+
+
 @pytest.mark.parametrize("make", [usual, uneven])
 def test_scores_agree_with_the_model(make):
     """Of fewer jobs and narrower batches than there is room for, after batches that filled it."""

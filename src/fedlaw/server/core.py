@@ -25,6 +25,7 @@ from fedlaw.server.core_appeal import acquit, admitted, appeal, ends, fade, refr
 from fedlaw.server.core_math import (
     CoreState,
     by_count,
+    caught_up,
     cosines,
     exclude,
     hold,
@@ -75,7 +76,7 @@ class Core(CoreSettings, Scheduled):
             burst_asked=of(0, i, n), joining=of(0, i, n), until=of(self.judged_rounds or 0, i),
             assembly=of(torch.nan, f, (self.longest or 0) if self.appeal_gap else 0, n), divided=of(0, i),
             appeal=of(0, i), cores=of(False, b, (self.longest or 0) if self.turnover < 1 else 0, n),
-            peaks=of(0, f, n), faded=of(0, i),
+            peaks=of(0, f, n), faded=of(0, i), given=of(0, f, n),
         )  # fmt: skip
 
     # -------------------------------------------------------------------------------------- schedule
@@ -108,7 +109,7 @@ class Core(CoreSettings, Scheduled):
         norms = arrived.norms.to(torch.float64)
         radius, factors = clip_to_median(norms, present)
         if self.phases(state) == 1:
-            weights = state.weights * state.members
+            weights = self._due(state)
             return Examined(
                 state, factors, radius, weights, present, self._quorum(state.members & arrived.asked, present)
             )
@@ -119,7 +120,7 @@ class Core(CoreSettings, Scheduled):
         bench = self._bench(state, arrived.asked)
         weights = torch.where(
             done.unsqueeze(-1),
-            state.weights * state.members,
+            self._due(state),
             uniform(bench & ~sitting, fallback=alive & arrived.asked),
         )
         enough = self._quorum(bench, present)
@@ -203,13 +204,14 @@ class Core(CoreSettings, Scheduled):
         if self.frozen(state):
             state, weights = refresh(self, state, cosine, scored, absent, evidence.counts)
         else:
-            before, done = replace(state, since=state.since + 1), self._done(state)
+            before, done = self.settle(state, examined), self._done(state)
             state = self._accumulate(state, score, cosine, assembly, scored, absent)
             state = self._too_good(state, scored)
             state = appeal(self, state)
             state = acquit(self, self._seat(state))
             state = settle(self, self._close(state, fade(self, state), scored))
-            state = hold(done, before, self._freeze(state, evidence.counts))
+            state = self._freeze(state, evidence.counts)
+            state = hold(done, before, replace(state, given=state.given + state.weights))
             weights = torch.where(done.unsqueeze(-1), examined.weights, state.weights)
         score = state.total / state.decay.clamp(min=1e-300)
         reasons["score"] = torch.where(state.decay > 0, score, torch.nan)
@@ -303,9 +305,18 @@ class Core(CoreSettings, Scheduled):
             weights=torch.where(final, weights, during),
         )
 
+    def _due(self, state: CoreState) -> Tensor:
+        """The weights of a step after the freeze."""
+        weights = state.weights * state.members
+        if self.catch_up == 1:
+            return weights
+        left = (state.judged * self.catch_up_share).ceil().to(torch.int64) - state.since
+        lifted = caught_up(weights, state.given, left, self.catch_up)
+        return torch.where((left > 0).unsqueeze(-1), lifted, weights)
+
     def settle(self, state: CoreState, examined: Examined) -> CoreState:
         """A one-phase round is over."""
-        return replace(state, since=state.since + 1)
+        return replace(state, since=state.since + 1, given=state.given + examined.weights)
 
     def notes(self, state: CoreState) -> tuple[str, ...]:
         """What the operator should be told: a new core, and at the freeze a court that could not tell."""

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from fedlaw.screening import masked_median
-from fedlaw.server.core_math import CoreState, by_count, rank, row_of, seats, widest_gap, windowed_mean
+from fedlaw.server.core_math import (
+    CoreState,
+    by_count,
+    rank,
+    row_of,
+    seats,
+    two_groups,
+    widest_gap,
+    windowed_mean,
+)
 from fedlaw.server.core_settings import CoreSettings
 from fedlaw.server.judge import at_least
 
@@ -130,7 +139,8 @@ def over(judge: CoreSettings, state: CoreState) -> Tensor:
     lowest = torch.where(told & joins, window, torch.inf).amin(-1)
     highest = torch.where(told & ~joins, window, -torch.inf).amax(-1)
     apart = margin(judge, state)
-    clear = (lowest - highest >= apart) & (apart > judge.fade * judge.competence) & (state.divided == 0)
+    clear = (lowest - highest >= apart) | against(judge, state).any(-1)
+    clear = clear & (apart > judge.fade * judge.competence) & (state.divided == 0)
     checked = ~(there & (state.scored < judge.too_good_to)).any(-1)
     record = (~state.cosines.isnan()).any(-1).sum(-1)  # rounds; none of those before an appeal or a new start
     least = torch.where(record < state.judged, judge.window or 1, judge.too_good_to + judge.fade_rounds)
@@ -146,8 +156,28 @@ def admitted(judge: CoreSettings, state: CoreState) -> tuple[Tensor, Tensor]:
     """Who would be a member if judging ended now (..., n), and the windowed mean cosines that say so."""
     window = windowed_mean(state.cosines, judge.window or 1)
     alive = state.excluded == 0
-    members = (state.core | (window > judge.threshold)) & alive & heard(judge, state)
+    joins = (window > judge.threshold) & ~against(judge, state)
+    members = (state.core | joins) & alive & heard(judge, state)
     return torch.where(members.any(-1, keepdim=True), members, state.core & alive), window
+
+
+def against(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(..., n) who belongs to a group that stands apart from the others and, as a group, against the core.
+
+    How large cosines are depends on the model and the data, and so does how far below zero attackers lie; that they
+    are a group of their own does not. Honest clients are one, however wide.
+    """
+    if not judge.two_groups:
+        return torch.zeros_like(state.core)
+    spoken = (~state.cosines.isnan()).sum(-2, keepdim=True)
+    window = (spoken * judge.two_groups_share - 1e-9).ceil().clamp(min=judge.too_good_to)
+    mean = windowed_mean(state.cosines, window)
+    alive = state.excluded == 0
+    told = alive & (spoken.squeeze(-2) >= judge.too_good_to)
+    n = alive.shape[-1]
+    room = judge.most_out(n) - (~alive).sum(-1, keepdim=True)
+    apart, low, lower = two_groups(mean, told, judge.group(n), room)
+    return lower & (apart >= judge.two_groups) & (low < 0)
 
 
 def ends(judge: CoreSettings, state: CoreState) -> Tensor:

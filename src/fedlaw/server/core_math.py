@@ -24,7 +24,7 @@ class CoreState:
     cosines, with everybody's direction. divided: judged rounds in a row in which that divided the clients and the
     core's did not. appeal: the judged round in which a new core was seated, 0: in none. cores: like cosines, who
     was in the core. peaks: every client's largest recent mean cosine. faded: judged rounds in a row
-    in which next to nothing was left of them.
+    in which next to nothing was left of them. given: every client's weights, summed over all steps.
     """
 
     judged: Tensor
@@ -55,6 +55,7 @@ class CoreState:
     cores: Tensor
     peaks: Tensor
     faded: Tensor
+    given: Tensor
 
 
 def hold(done: Tensor, old: CoreState, new: CoreState) -> CoreState:
@@ -72,8 +73,10 @@ def row_of(record: Tensor, judged: Tensor) -> Tensor:
     return (torch.arange(record.shape[-2], device=record.device) == judged.unsqueeze(-1)).unsqueeze(-1)
 
 
-def windowed_mean(cosines: Tensor, window: int) -> Tensor:
+def windowed_mean(cosines: Tensor, window: int | Tensor) -> Tensor:
     """Mean (..., n) of each client's last `window` entries of cosines (..., J, n) that are not NaN.
+
+    `window` may be one number for each client, (..., 1, n).
 
     >>> windowed_mean(torch.tensor([[1.0, 5.0], [2.0, float("nan")], [4.0, 7.0]]), 2)
     tensor([3., 6.])
@@ -94,8 +97,12 @@ def cosines(weights: Tensor, along: Tensor, length: Tensor, evidence: Evidence) 
 
 def rank(score: Tensor) -> Tensor:
     """Place of each entry (..., n), 0 for the largest; equal entries by index."""
-    order = score.argsort(dim=-1, descending=True, stable=True)
-    places = torch.arange(score.shape[-1], device=score.device).expand(order.shape)
+    return _places(score.argsort(dim=-1, descending=True, stable=True))
+
+
+def _places(order: Tensor) -> Tensor:
+    """The inverse of a permutation (..., n): where in `order` each index stands."""
+    places = torch.arange(order.shape[-1], device=order.device).expand(order.shape)
     return torch.zeros_like(order).scatter(-1, order, places)
 
 
@@ -126,6 +133,25 @@ def by_count(members: Tensor, counts: Tensor, cap: float) -> Tensor:
     bound = cap * masked_median(counts, members).unsqueeze(-1)
     kept = torch.where(members, torch.minimum(counts, bound), 0.0)
     return kept / kept.sum(-1, keepdim=True).clamp(min=1e-300)
+
+
+def caught_up(weights: Tensor, given: Tensor, rounds: Tensor, most: float) -> Tensor:
+    """(..., n) `weights` of a step that make up, within `rounds` (...), for what a client had no part in.
+
+    Owed is what a client's share of all steps so far falls short of its weight's; nobody has more than `most` times
+    its weight, nor less than none.
+
+    >>> even = torch.full((4,), 0.25)
+    >>> caught_up(even, torch.tensor([4.0, 4.0, 0.0, 0.0]), torch.tensor(16), 4.0)
+    tensor([0.1250, 0.1250, 0.3750, 0.3750])
+    """
+    total = torch.where(weights > 0, given, 0.0).sum(-1, keepdim=True)
+    owed = (weights * total - given) / rounds.clamp(min=1).unsqueeze(-1)
+    lifted = torch.minimum((weights + owed).clamp(min=0), most * weights)
+    lifted = lifted / lifted.sum(-1, keepdim=True).clamp(min=1)
+    room = most * weights - lifted  # what the bound took goes to those who are farther from it
+    missing = 1 - lifted.sum(-1, keepdim=True)
+    return lifted + missing * room / room.sum(-1, keepdim=True).clamp(min=1e-300)
 
 
 def exclude(excluded: Tensor, guilty: Tensor, reason: Exclusion) -> Tensor:
@@ -159,5 +185,36 @@ def widest_gap(values: Tensor, mask: Tensor, above: int, below: Tensor) -> tuple
     gaps = ordered - torch.cat([ordered[..., :1], ordered[..., :-1]], dim=-1)
     allowed = (place >= 1) & (place >= below) & (mask.sum(-1, keepdim=True) - place >= above)
     gap, start = torch.where(allowed, gaps, -torch.inf).max(dim=-1, keepdim=True)
-    places = torch.zeros_like(order).scatter(-1, order, place)
-    return gap, mask & (places >= start) & torch.isfinite(gap)
+    return gap, mask & (_places(order) >= start) & torch.isfinite(gap)
+
+
+def two_groups(values: Tensor, mask: Tensor, least: int, most: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The values (..., n) of `mask` cut in two where the spread within the parts is smallest (Otsu's criterion).
+
+    The lower part has at least `least` and at most `most` (..., 1) of them. Returns how far the parts are apart:
+    the difference of their means over the sum of their deviations (..., 1), 0 where there is no such cut; the mean
+    of the lower one (..., 1); and who is in it (..., n). One group, whatever its spread, comes to 1.3 if its values
+    are normally and to 1.7 if they are uniformly distributed.
+
+    >>> values = torch.tensor([0.0, 1.0, 10.0, 11.0, 12.0])
+    >>> apart, mean, lower = two_groups(values, values >= 0, 1, torch.tensor([2]))
+    >>> round(float(apart), 1), float(mean), lower.tolist()
+    (8.0, 0.5, [True, True, False, False, False])
+    """
+    ordered, order = torch.where(mask, values, torch.inf).to(torch.float64).sort(dim=-1, stable=True)
+    count = mask.sum(-1, keepdim=True)
+    below = torch.arange(1, values.shape[-1], device=values.device).expand(ordered[..., 1:].shape)
+    finite = torch.where(torch.isfinite(ordered), ordered, 0.0)
+    sums, squares = finite.cumsum(-1), (finite * finite).cumsum(-1)
+    above = (count - below).clamp(min=1)
+    low, high = sums[..., :-1] / below, (sums[..., -1:] - sums[..., :-1]) / above
+    spread_low = (squares[..., :-1] / below - low * low).clamp(min=0)
+    spread_high = ((squares[..., -1:] - squares[..., :-1]) / above - high * high).clamp(min=0)
+    allowed = (below >= least) & (below <= most) & (below < count)
+    within = torch.where(allowed, below * spread_low + above * spread_high, torch.inf)
+    cut = within.argmin(-1, keepdim=True)
+    deviations = spread_low.gather(-1, cut).sqrt() + spread_high.gather(-1, cut).sqrt()
+    mean = low.gather(-1, cut)
+    apart = (high.gather(-1, cut) - mean) / deviations.clamp(min=1e-12)
+    found = allowed.any(-1, keepdim=True)
+    return torch.where(found, apart, 0.0), mean, mask & (_places(order) <= cut) & found

@@ -11,7 +11,7 @@ from fedlaw.server.judge import at_least, share
 
 @dataclass(frozen=True)
 class CoreSettings:
-    """Settings of core judging. Defaults are the plain recipe: appeal_gap, turnover, acquittal and fade are off.
+    """Settings of core judging. Defaults are the plain recipe: what preset `hardened` adds to it is off.
 
     Attributes:
         attackers_below: the share of clients that may be malicious, all that has to be known: the core has
@@ -51,10 +51,17 @@ class CoreSettings:
             else. 0: it never does.
         fade_rounds: own answered rounds that this takes the mean cosine of, and rounds in a row that it must hold.
         threshold: windowed cosine above which a client outside the core is admitted at the freeze.
+        two_groups: where the clients fall into two groups that are this far apart (the difference of their mean
+            cosines over the sum of their deviations), and the lower one is below zero on average, nobody of it is
+            admitted from outside the core. 0: the threshold alone decides.
+        two_groups_share: of a client's judged rounds, how many of the last ones that takes the mean cosine of.
         presence: share of the judged rounds it was asked in that a client must have been scored in.
         quorum: share of the core that must answer, or the round is skipped.
         competence: median windowed cosine of the core under which its verdict is reported as no evidence.
         count_cap: example counts are bounded by this many median counts in the final weights.
+        catch_up: after the freeze, members whose share of the steps so far is smaller than their weight catch up:
+            for a while they have up to this many times their weight. 1: they do not.
+        catch_up_share: of the rounds that were judged: over how many rounds after the freeze.
         refresh_period: rounds from one refresh to the next after the freeze; 0: none.
         refresh_rounds: two-phase rounds of one refresh.
         refresh_gap: width of the gap that a member must also be below to leave in a refresh; with one, who joins
@@ -95,10 +102,14 @@ class CoreSettings:
     fade: float = 0.0
     fade_rounds: int = 5
     threshold: float = -0.03
+    two_groups: float = 0.0
+    two_groups_share: float = 0.67
     presence: float = 0.5
     quorum: float = 0.5
     competence: float = 0.04
     count_cap: float = 2.0
+    catch_up: float = 1.0
+    catch_up_share: float = 0.25
     refresh_period: int = 0
     refresh_rounds: int = 5
     refresh_bursts: int = 2
@@ -134,9 +145,11 @@ class CoreSettings:
             "acquittal",
             "fade",
             "judged_share",
+            "catch_up_share",
+            "two_groups_share",
         ):
             check_number(name, getattr(self, name), low=0, high=1)
-        for name in ("strike_ratio", "count_cap"):
+        for name in ("strike_ratio", "count_cap", "catch_up"):
             check_number(name, getattr(self, name), low=1)
         for name in (
             "loss_weight",
@@ -145,6 +158,7 @@ class CoreSettings:
             "too_good_wide",
             "appeal_gap",
             "refresh_gap",
+            "two_groups",
         ):
             check_number(name, getattr(self, name), low=0)
         for name in ("threshold", "competence", "refresh_above", "too_good_level"):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedlaw.simulation.conv_gpu import ConvKernel
 from fedlaw.simulation.gram import GramKernel, places
 from fedlaw.simulation.jobs import schedule, shares
 
@@ -38,7 +39,8 @@ class Worker:
     @cached_property
     def _kernel(self) -> Kernel:
         plan = self._plan
-        return plan.kind(plan.model, plan.shape, self._most, plan.width, plan.params)
+        of = (plan.model, plan.shape, self._most, plan.width, plan.params)
+        return ConvKernel(*of, half=True) if plan.half else plan.kind(*of)
 
     @cached_property
     def _gram(self) -> GramKernel:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from fedlaw.simulation.conv_plan import Block, plan, tiles
 from fedlaw.simulation.reading import pair
 
+_RAISED = 1024.0  # what gradients in half precision are multiplied by
+
 
 class ConvKernel:
     """k copies of a convolutional network, each with parameters of its own, and their SGD steps, on a GPU.
@@ -21,9 +23,23 @@ class ConvKernel:
     batch, costs next to nothing. Matrix products are as `torch.set_float32_matmul_precision` says: "highest" takes
     the three leading products of operands split into two TF32 numbers each, which is as exact as float32; any other
     setting takes one product of TF32 numbers. Sums are in float32, in an order that does not vary from run to run.
+
+    Args:
+        half: keep examples, activations and their gradients in half precision, and a copy of the convolutions'
+            weights in it, so that products are of numbers with 11 significant bits, as TF32 has. Parameters stay in
+            float32. Gradients are kept multiplied by `_RAISED`, lest they be too small for its range.
     """
 
-    def __init__(self, model: nn.Module, shape: tuple[int, ...], jobs: int, width: int, like: Tensor) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        shape: tuple[int, ...],
+        jobs: int,
+        width: int,
+        like: Tensor,
+        *,
+        half: bool = False,
+    ) -> None:
         from fedlaw.simulation import conv_gradients, conv_kernels  # they need Triton
 
         self._blockwise: Any = conv_kernels
@@ -31,14 +47,20 @@ class ConvKernel:
         self._blocks, self._linear = plan(model, shape)
         exact = torch.get_float32_matmul_precision() == "highest"
         self._precision = "tf32x3" if exact else "tf32"
-        self.tiles = [tiles(block, exact) for block in self._blocks]
-        self._like = like
+        self.tiles = [tiles(block, exact and not half, half) for block in self._blocks]
+        self._like, self._half = like, half
+        self._raised = _RAISED if half else 1.0
         self._examples = jobs * width
         beyond = math.prod(self._blocks[0].kernel[1:])  # the last row of taps ends beyond the last image
-        self._entry = self._room(self._examples * math.prod(self._blocks[0].entering) + beyond)
+        self._entry = self._kept_room(self._examples * math.prod(self._blocks[0].entering) + beyond)
         self._param = [self._room(jobs, block.numbers) for block in self._blocks]
-        self._back = [self._room(jobs, block.inner * block.out[0]) for block in self._blocks]
-        self._pooled = [self._room(self._examples * math.prod(block.pooled)) for block in self._blocks]
+        # The first block's weights are few: its kernels round them as they read them.
+        self._copy = [
+            self._kept_room(jobs, block.inner * block.out[0]) if half and not block.first else None
+            for block in self._blocks
+        ]
+        self._back = [self._kept_room(jobs, block.inner * block.out[0]) for block in self._blocks]
+        self._pooled = [self._kept_room(self._examples * math.prod(block.pooled)) for block in self._blocks]
         self._weight = [self._room(jobs, *layer.weight.shape) for layer in self._linear]
         self._bias = [
             None if layer.bias is None else self._room(jobs, layer.out_features) for layer in self._linear
@@ -70,9 +92,11 @@ class ConvKernel:
             size = view[0].numel()
             view[:k].copy_(theta[:, at : at + size].view(k, *view.shape[1:]))
             at += size
-        for block, param, back in zip(self._blocks, self._param, self._back, strict=True):
+        for block, param, copy, back in zip(self._blocks, self._param, self._copy, self._back, strict=True):
             weight = param[:k, : back.shape[1]].view(k, block.out[0], block.inner)
             back[:k].view(k, block.inner, block.out[0]).copy_(weight.mT)
+            if copy is not None:
+                copy[:k].copy_(weight.flatten(1))
 
     def flat(self, k: int, out: Tensor | None = None) -> Tensor:
         """The parameters (k, d) of jobs 0..k-1, written into `out` if given."""
@@ -84,7 +108,7 @@ class ConvKernel:
         A job's examples of weight 0 are left out from the last one back to one of another weight.
         """
         if not self._kept:  # scores need none of this
-            self._kept = [_Kept(block, self._examples, self._like) for block in self._blocks]
+            self._kept = [_Kept(block, self._examples, self._like, self._pooled[0]) for block in self._blocks]
         k, w = weight.shape
         with self._device():
             count = ((weight != 0) * self._place[:w]).amax(1).to(torch.int32)
@@ -95,6 +119,9 @@ class ConvKernel:
             slope = hidden.pop().softmax(-1).mul_(weight)
             slope.scatter_add_(-1, y.unsqueeze(-1), -weight)
             gradient = self._tail_step(lo, hidden, slope, lr)
+            if self._half:
+                gradient = gradient.mul_(self._raised).half()
+            lr = lr / self._raised
             for i in range(len(self._blocks) - 1, 0, -1):
                 self._norm_backward(i, lo, k, w, gradient, count)
                 self._input_gradient(i, lo, k, w, count)
@@ -127,14 +154,17 @@ class ConvKernel:
         for i, (block, pooled) in enumerate(zip(self._blocks, self._pooled, strict=True)):
             kept = self._kept[i] if keep and i else None
             tile = self.tiles[i]["forward"]
+            param, copy = self._param[i], self._copy[i]
+            weight = param if copy is None else copy
             self._blockwise.block_forward[(k * w, -(-block.norm.num_groups // tile["BG"]))](
-                x, self._param[i][lo:], count, pooled, pooled if kept is None else kept.normal,
-                pooled if kept is None else kept.rstd, w, block.norm.eps, **block.geometry(), **block.columns(),
+                x, weight[lo:], param[lo:], count, pooled, pooled if kept is None else kept.normal,
+                pooled if kept is None else kept.rstd, w, block.norm.eps, weight.shape[1],
+                **block.geometry(), **block.columns(),
                 KEEP=kept is not None, PRECISION=self._precision, **tile,
             )  # fmt: skip
             x = pooled
         features = math.prod(self._blocks[-1].pooled)
-        return x[: k * w * features].view(k, w, features)
+        return x[: k * w * features].view(k, w, features).to(self._like.dtype)
 
     def _norm_backward(self, i: int, lo: int, k: int, w: int, gradient: Tensor, count: Tensor) -> None:
         block, kept, tile = self._blocks[i], self._kept[i], self.tiles[i]["norm"]
@@ -153,9 +183,11 @@ class ConvKernel:
 
     def _weight_step(self, i: int, lo: int, k: int, w: int, count: Tensor, lr: float) -> None:
         block, kept, tile = self._blocks[i], self._kept[i], self.tiles[i]["weight"]
+        back, copy = self._back[i][lo:], self._copy[i]
         self._products.weight_step[(k * -(-block.inner // tile["BM"]), -(-block.out[0] // tile["BN"]))](
-            self._pooled[i - 1], kept.normal, self._param[i][lo:], self._back[i][lo:], count, lr, w,
-            **block.geometry(), COUT=block.out[0], PRECISION=self._precision, **tile,
+            self._pooled[i - 1], kept.normal, self._param[i][lo:], back if copy is None else copy[lo:], back,
+            count, lr, w, **block.geometry(), COUT=block.out[0], COPY=copy is not None,
+            PRECISION=self._precision, **tile,
         )  # fmt: skip
 
     def _first_backward(self, lo: int, k: int, w: int, x: Tensor, gradient: Tensor, count: Tensor) -> None:
@@ -236,14 +268,18 @@ class ConvKernel:
     def _room(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self._like.dtype, device=self._like.device)
 
+    def _kept_room(self, *shape: int) -> Tensor:
+        dtype = torch.float16 if self._half else self._like.dtype
+        return torch.zeros(shape, dtype=dtype, device=self._like.device)
+
 
 class _Kept:
     """What a block keeps between forward and backward for a number of examples; the first keeps no activations."""
 
-    def __init__(self, block: Block, examples: int, like: Tensor) -> None:
+    def __init__(self, block: Block, examples: int, like: Tensor, activations: Tensor) -> None:
         outs = block.out[0]
         self.partial = like.new_empty(examples * (block.numbers if block.first else 3 * outs))
         if not block.first:
-            self.normal = like.new_empty(examples * math.prod(block.out))
+            self.normal = activations.new_empty(examples * math.prod(block.out))
             self.rstd = like.new_empty(examples * outs)
-            self.gradient = like.new_empty(examples * math.prod(block.shape))
+            self.gradient = activations.new_empty(examples * math.prod(block.shape))

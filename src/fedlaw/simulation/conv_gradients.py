@@ -58,12 +58,14 @@ def input_gradient(
 
 @triton.jit
 def weight_step(
-    x, slope, param, back, count, lr, width,
+    x, slope, param, copy, back, count, lr, width,
     H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr,
     PIXEL: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, COUT: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    COPY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Weights moved by -lr times their gradient, in both of their layouts: BM of (tap, in) and BN of out.
+
+    With COPY also in `copy` (job, out * tap * in), which has another precision; so may `back`.
 
     Grid: (jobs * ceil(KH * KW * CIN / BM), ceil(COUT / BN)).
     """
@@ -95,12 +97,14 @@ def weight_step(
         a = shifted(image, row % (OH * OW) // OW, row % OW, live, below, right, channel, known, H, W, PIXEL)
         b = tl.load(slope + row[:, None] * COUT + out[None, :], mask=live[:, None] & kept[None, :], other=0.0)
         total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
-    here = (k < INNER)[:, None] & kept[None, :]
-    at_back = back + job * (INNER * COUT) + k[:, None] * COUT + out[None, :]
-    moved = tl.load(at_back, mask=here, other=0.0) - lr * total
-    tl.store(at_back, moved, mask=here)
+    here = kept[:, None] & (k < INNER)[None, :]
     at_param = param + job * (COUT * (INNER + 3)) + out[:, None] * INNER + k[None, :]
-    tl.store(at_param, tl.trans(moved), mask=kept[:, None] & (k < INNER)[None, :])
+    moved = tl.load(at_param, mask=here, other=0.0) - lr * tl.trans(total)
+    tl.store(at_param, moved, mask=here)
+    if COPY:
+        tl.store(copy + job * (COUT * INNER) + out[:, None] * INNER + k[None, :], moved, mask=here)
+    at_back = back + job * (INNER * COUT) + k[:, None] * COUT + out[None, :]
+    tl.store(at_back, tl.trans(moved), mask=(k < INNER)[:, None] & kept[None, :])
 
 
 @triton.jit

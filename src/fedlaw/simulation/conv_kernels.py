@@ -92,8 +92,8 @@ def _convolve(
             channel = (k % CIN)[None, :]
             known = (k < INNER)[None, :]
             b = tl.load(weight + out[:, None] * INNER + k[None, :], mask=kept[:, None] & known, other=0.0)
-        b = tl.trans(b)
         a = shifted(x, high, wide, live, below, right, channel, known, H, W, PIXEL)
+        b = tl.trans(b.to(a.dtype))
         c0 = tl.dot(a, b, c0, input_precision=PRECISION)
         a = shifted(x, high, wide + 1, live, below, right, channel, known, H, W, PIXEL)
         c1 = tl.dot(a, b, c1, input_precision=PRECISION)
@@ -168,7 +168,7 @@ def _denormalize(n0, n1, n2, n3, gradient, gamma, beta, inverse, numbers, BG: tl
 
 @triton.jit
 def block_forward(
-    x, param, count, pooled, normal, rstd, width, eps,
+    x, weight, param, count, pooled, normal, rstd, width, eps, STEP: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr,
     PIXEL: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     CELLS: tl.constexpr, BG: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, KEEP: tl.constexpr,
@@ -176,7 +176,8 @@ def block_forward(
 ):  # fmt: skip
     """pooled = max-pool(ReLU(group-norm(conv(x)))) of one example's BG groups; `normal` and `rstd` if KEEP.
 
-    Grid: (jobs * width, ceil(GROUPS / BG)).
+    `weight` points to the first job's weights, STEP numbers before the next job's: those of `param`, or a copy of
+    them in another precision. Grid: (jobs * width, ceil(GROUPS / BG)).
     """
     COLUMNS: tl.constexpr = (OW + 1) // 2
     REAL: tl.constexpr = (OH + 1) // 2 * COLUMNS
@@ -186,8 +187,8 @@ def block_forward(
     job = (tl.program_id(0) // width).to(tl.int64)
     first = tl.program_id(0) % width
     real = tl.load(count + job)
-    weight = param + job * (COUT * (INNER + 3))
-    scale = weight + COUT * INNER
+    weight += job * STEP
+    scale = param + job * (COUT * (INNER + 3)) + COUT * INNER
     out, kept = _channels(tl.program_id(1), GROUPS, SIZE, BG, BS)
     cell = tl.arange(0, CELLS)
     sample = first + tl.zeros((CELLS,), tl.int32)
@@ -270,13 +271,13 @@ def norm_backward(
     m2 = v2[:, None] & kept[None, :]
     m3 = v3[:, None] & kept[None, :]
     at = normal + example * (OH * OW * COUT) + (high * OW + wide)[:, None] * COUT + out[None, :]
-    n0 = tl.load(at, mask=m0, other=0.0)
-    n1 = tl.load(at + COUT, mask=m1, other=0.0)
-    n2 = tl.load(at + OW * COUT, mask=m2, other=0.0)
-    n3 = tl.load(at + (OW + 1) * COUT, mask=m3, other=0.0)
+    n0 = tl.load(at, mask=m0, other=0.0).to(tl.float32)
+    n1 = tl.load(at + COUT, mask=m1, other=0.0).to(tl.float32)
+    n2 = tl.load(at + OW * COUT, mask=m2, other=0.0).to(tl.float32)
+    n3 = tl.load(at + (OW + 1) * COUT, mask=m3, other=0.0).to(tl.float32)
     place = (high // 2 * (OW // 2) + wide // 2) * COUT
     came = gradient + example * (OH // 2 * (OW // 2) * COUT) + place[:, None] + out[None, :]
-    g = tl.load(came, mask=m3, other=0.0)
+    g = tl.load(came, mask=m3, other=0.0).to(tl.float32)
     gamma = tl.load(scale + COUT + out, mask=kept, other=0.0)[None, :]
     beta = tl.load(scale + 2 * COUT + out, mask=kept, other=0.0)[None, :]
     inverse = tl.load(rstd + example * COUT + out, mask=kept, other=0.0)[None, :]
@@ -346,7 +347,7 @@ def first_backward(
     )  # fmt: skip
     place = (high // 2 * (OW // 2) + wide // 2) * COUT
     came = gradient + example * (OH // 2 * (OW // 2) * COUT) + place[:, None] + out[None, :]
-    g = tl.load(came, mask=v3[:, None] & kept[None, :], other=0.0)
+    g = tl.load(came, mask=v3[:, None] & kept[None, :], other=0.0).to(tl.float32)
     g0, g1, g2, g3, d_gamma, d_beta = _denormalize(
         c0, c1, c2, c3, g, gamma, beta, inverse, OH * OW * SIZE, BG, BS
     )
@@ -363,13 +364,13 @@ def first_backward(
     for below in range(KH):
         total = tl.zeros((SPLIT, CIN, N), tl.float32)
         a = shifted(start, high, wide, live, below, 0, channel, True, H, W, PIXEL)
-        total = _split_dot(a, g0, total, PRECISION)
+        total = _split_dot(a, g0.to(a.dtype), total, PRECISION)
         a = shifted(start, high, wide + 1, live, below, 0, channel, True, H, W, PIXEL)
-        total = _split_dot(a, g1, total, PRECISION)
+        total = _split_dot(a, g1.to(a.dtype), total, PRECISION)
         a = shifted(start, high + 1, wide, live, below, 0, channel, True, H, W, PIXEL)
-        total = _split_dot(a, g2, total, PRECISION)
+        total = _split_dot(a, g2.to(a.dtype), total, PRECISION)
         a = shifted(start, high + 1, wide + 1, live, below, 0, channel, True, H, W, PIXEL)
-        total = _split_dot(a, g3, total, PRECISION)
+        total = _split_dot(a, g3.to(a.dtype), total, PRECISION)
         # Behind a row of the kernel lie weights that are zero and stay so.
         tl.store(rows + below * CIN, tl.where(real, tl.trans(tl.sum(total, 0)), 0.0), mask=kept[:, None])
     to += INNER * COUT + out[None, :]

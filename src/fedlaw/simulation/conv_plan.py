@@ -113,19 +113,21 @@ class Block:
         return groups
 
 
-def tiles(block: Block, exact: bool) -> dict[str, Tile]:
+def tiles(block: Block, exact: bool, half: bool = False) -> dict[str, Tile]:
     """Tile sizes and launch settings of each kernel that works on this block, as measured best on an H200.
 
-    `exact`: products are sums of several terms, which take more registers.
+    `exact`: products are sums of several terms, which take more registers. `half`: operands are half as large, so
+    that twice as many fit.
     """
     groups = block.groups(_WIDEST, _NUMBERS)
     full = 4 * block.cells * groups * block.size == _NUMBERS
     outs = max(16, min(128, power_of_two(block.out[0])))
     warps = 8 if exact else 4
+    deep = 2 if half else 1
     return {
         "forward": {
             "BG": groups,
-            "BK": math.prod(block.kernel[1:]) if block.first else _divisor(block.shape[0]),
+            "BK": math.prod(block.kernel[1:]) if block.first else _divisor(block.shape[0], 32 * deep),
             "num_warps": 8 if full else 4,
             "num_stages": 1 if block.first else 3,
         },
@@ -139,11 +141,11 @@ def tiles(block: Block, exact: bool) -> dict[str, Tile]:
         "input": {
             "BM": 128,
             "BN": max(16, min(64, power_of_two(block.shape[0]))),
-            "BK": _divisor(block.out[0]),
+            "BK": _divisor(block.out[0], 32 * deep),
             "num_warps": 4,
             "num_stages": 3,
         },
-        "weight": {"BM": 32, "BN": outs, "BK": 32, "num_warps": max(1, outs // 32), "num_stages": 3},
+        "weight": {"BM": 32, "BN": outs, "BK": 32 * deep, "num_warps": max(1, outs // 32), "num_stages": 3},
     }
 
 
@@ -215,6 +217,6 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _divisor(channels: int) -> int:
-    """32 or 16, whichever divides the channels; 32 where none does."""
-    return 16 if channels % 32 and channels % 16 == 0 else 32
+def _divisor(channels: int, most: int) -> int:
+    """The largest of 64, 32 and 16, but not above `most`, that divides the channels; 32 where none does."""
+    return next((size for size in (64, 32, 16) if size <= most and channels % size == 0), 32)

@@ -89,7 +89,7 @@ def train(
         chunk: jobs that are held in memory together by one thread; None: chosen by size.
         memory: for calls with one model and one pool, what of an earlier call can be used again; the result is
             the same to the last bit.
-        half: let that one kernel round the operands of its products to half precision.
+        half: let the kernels of a GPU round the operands of their products to half precision.
 
     Returns:
         Trained(updates (C, d), losses (C,)). Where training diverges they hold infinities or NaN.
@@ -108,7 +108,7 @@ def train(
     if backend == "auto" and fused.supports(model, params, inputs, work):
         return fused.train_fused(model, params, inputs, labels, jobs, work, half=half, memory=memory)
     kind = kernel_for(model, shape, backend, params)
-    plan = Plan(model, kind, params, inputs, labels, jobs, work, memory)
+    plan = Plan(model, kind, params, inputs, labels, jobs, work, memory, half)
     cpu = params.device.type == "cpu"
     threads = (threads or torch.get_num_threads()) if cpu else 1
     chunks = plan.chunks(threads, chunk)
@@ -143,8 +143,11 @@ class Plan:
         jobs: Jobs,
         work: LocalWork,
         memory: PoolMemory | None = None,
+        half: bool = False,
     ) -> None:
-        self.memory = memory
+        self.memory, self.half = memory, half and kind is ConvKernel
+        if self.half:
+            inputs = (memory or PoolMemory()).halved(inputs)
         self.model, self.kind, self.params = model, kind, params
         self.inputs, self.labels, self.jobs, self.work = inputs, labels, jobs, work
         self.updates = large_empty((len(jobs), params.shape[1]), params)
