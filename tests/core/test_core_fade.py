@@ -56,9 +56,10 @@ def test_a_signal_that_lasts_changes_nothing():
     assert torch.equal(plain.params, fading.params)
 
 
-def spoken(levels, apart=0.0):
+def spoken(levels, apart=0.0, **settings):
     """A judge, and its state after every round; everybody has the cosine that `levels` says, and `apart` of it."""
-    judge, state = halfway({"fade": 0.2, "fade_rounds": 2, "judged_rounds": 40, "window": 15}, rounds=60)
+    settings = {"fade": 0.2, "fade_rounds": 2, "judged_rounds": 40, "window": 15} | settings
+    judge, state = halfway(settings, rounds=60)
     nothing = torch.full_like(state.cosines, torch.nan)
     seats = torch.arange(30) >= 13
     state = replace(state, cosines=nothing, judged=torch.tensor(0), core=seats, scored=0 * state.scored)
@@ -111,6 +112,32 @@ def test_judging_does_not_end_while_the_clients_lie_everywhere():
     assert int(state.until) < 40
 
 
+def test_judging_does_not_end_while_the_verdict_changes():
+    """Six are out, and with every round from the 20th on one more: the case is not closed before they all are."""
+    levels = torch.full((34, 30), 0.5)
+    levels[20:] = 0.02
+    levels[12:, :6] = -0.6
+    assert int(list(spoken(levels))[-1][1].until) == 23
+    for i in range(6, 12):
+        levels[11 + i :, i] = -2.0
+    out = [int(state.outside.sum()) for _, state in spoken(levels)]
+    assert out[19:26] == [6, 7, 8, 9, 11, 12, 12]
+    assert int(list(spoken(levels))[-1][1].until) == 26
+
+
+def test_judging_does_not_end_with_those_inside_who_are_against_the_core_lately():
+    """Ten attackers held seats until round 21, four more until round 26: by round 27 only the ten are outside."""
+    levels = torch.full((40, 30), 0.5)
+    levels[20:] = 0.02
+    levels[20:, :10] = -0.4
+    levels[25:, 10:13] = -0.15
+    ends = {}
+    for groups in (0.0, 2.2):
+        *_, (_, state) = spoken(levels, two_groups=groups)
+        ends[groups] = int(state.until)
+    assert ends[0.0] < ends[2.2] < 40
+
+
 def test_nothing_fades_before_the_too_good_check_is_over():
     rounds = list(spoken([0.5] * 2 + [0.05] * 20))
     ends = [int(state.judged) for _, state in rounds if int(state.until) < 40]
@@ -157,5 +184,5 @@ def test_a_core_that_changes_for_no_reason_does_not_start_judging_again():
     state = replace(state, cores=torch.zeros_like(state.cores), core=torch.arange(30) >= 13, peaks=peaks)
     split = replace(state, cosines=cosines)
     assert int(settle(judge, split).until) == 28  # a core that has just come about, and clients against it
-    assert int(settle(judge, replace(split, faded=torch.tensor(2))).until) == 20
+    assert int(settle(judge, replace(split, faded=torch.tensor(2), settled=torch.tensor(2))).until) == 20
     assert int(settle(judge, state).until) == 20  # nobody is against it

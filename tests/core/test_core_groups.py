@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlaw.server import Status
-from fedlaw.server.core_appeal import admitted, against
 from fedlaw.server.core_math import caught_up, two_groups
+from fedlaw.server.core_verdict import admitted, against
 from tests.core.test_core_appeal import halfway
 from tests.core.test_core_judging import Crowd, inverse, make, sit
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedlaw.screening import clip_to_median, copy_clusters, loss_scores, masked_median
-from fedlaw.server.core_appeal import acquit, admitted, appeal, ends, fade, refresh, settle
+from fedlaw.server.core_appeal import acquit, appeal, ends, fade, refresh, settle
 from fedlaw.server.core_math import (
     CoreState,
     by_count,
@@ -39,6 +39,7 @@ from fedlaw.server.core_math import (
     worst,
 )
 from fedlaw.server.core_settings import CoreSettings
+from fedlaw.server.core_verdict import admitted
 from fedlaw.server.judge import (
     Arrived,
     Evidence,
@@ -74,9 +75,10 @@ class Core(CoreSettings, Scheduled):
             early_rounds=of(0, i, n), core=of(True, b, n), members=of(False, b, n), weights=of(1 / n, f, n),
             cosines=of(torch.nan, f, self.longest or 0, n), burst=of(0, f, n), burst_rounds=of(0, i, n),
             burst_asked=of(0, i, n), joining=of(0, i, n), until=of(self.judged_rounds or 0, i),
-            assembly=of(torch.nan, f, (self.longest or 0) if self.appeal_gap else 0, n), divided=of(0, i),
+            assembly=of(torch.nan, f, (self.longest or 0) if self.appeal_gap else 0, n), divided=of(0, f),
             appeal=of(0, i), cores=of(False, b, (self.longest or 0) if self.turnover < 1 else 0, n),
-            peaks=of(0, f, n), faded=of(0, i), given=of(0, f, n),
+            peaks=of(0, f, n), faded=of(0, i), outside=of(False, b, n), settled=of(0, i),
+            given=of(0, f, n),
         )  # fmt: skip
 
     # -------------------------------------------------------------------------------------- schedule

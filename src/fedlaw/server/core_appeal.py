@@ -23,16 +23,23 @@ from fedlaw.server.core_math import (
     windowed_mean,
 )
 from fedlaw.server.core_settings import CoreSettings
+from fedlaw.server.core_verdict import admitted, against, chasm, fresh, grouped, heard
 from fedlaw.server.judge import at_least
+
+_APPEAL_ROUNDS = 3  # in a row at least, however clear the case
 
 
 def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
-    """A new core, by everybody's direction, where that has long divided the clients and the core's has not.
+    """A new core: everybody's direction has long divided the clients and the core's has not, or it is outvoted.
 
     A client's own share is left out of its cosine, that of its friends is not: a clique that took the core is
     behind itself, and nobody stands out against it. The direction of all clients belongs to the honest ones as
     long as they are the majority and the others have no direction of their own to agree on, as with poisoned data.
-    Where they do agree on one (gradient attacks), it does not set a minority apart, and the core's does.
+    Where they do agree on one (gradient attacks), it does not set a minority apart, and the core's does. Unless
+    they have the core: then it leads the model astray, and the majority is against it.
+
+    How long is long depends on how far apart the clients are: a round counts as the square of that, but three
+    rounds it takes however far. A core that attackers lead is not to be waited for.
     """
     if not judge.appeal_gap:
         return state
@@ -42,19 +49,30 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
     known = alive & (state.scored >= judge.appeal_window) & ~everybody.isnan()
     compared = known & ~core.isnan()  # a core that has not spoken yet about a client does not deny anything
     split = partial(chasm, judge, alive, compared)
-    divided = (split(everybody) > judge.appeal_gap) & ~(split(core) > judge.appeal_gap / 2)
-    lasting = torch.where(divided, state.divided + 1, 0)
-    granted = lasting >= judge.patience(judge.judged_rounds or 0)
+    divided = split(everybody) > judge.appeal_gap
+    patience = judge.patience(judge.judged_rounds or 0)
+    counts, anyhow = torch.ones_like(state.divided), torch.zeros_like(divided)
+    if judge.two_groups:  # among a few clients that lie far and wide there is always some gap
+        apart, lower = grouped(judge, state, everybody, compared)
+        divided = divided & lower.any(-1) & ~grouped(judge, state, core, compared)[1].any(-1)
+        distance, anyhow = _outvoted(judge, state, core, compared)
+        counts = torch.where(anyhow, distance, apart) / judge.two_groups
+        counts = counts.square().clamp(max=patience / _APPEAL_ROUNDS)
+    else:
+        divided = divided & ~(split(core) > judge.appeal_gap / 2)
+    lasting = torch.where(divided | anyhow, state.divided + counts, 0.0)
+    granted = lasting >= patience - 1e-9
     anew = granted.unsqueeze(-1)
+    score = torch.where(anyhow.unsqueeze(-1), -core, everybody)
     late = torch.clamp(state.judged + (judge.window or 0), max=judge.longest or 0)
     void = granted.unsqueeze(-1).unsqueeze(-1)  # what was said before that core proves nothing
     return replace(
         state,
-        total=torch.where(anew, torch.where(known, everybody, 0.0), state.total),
+        total=torch.where(anew, torch.where(known & ~score.isnan(), score, 0.0), state.total),
         decay=torch.where(anew, known.to(state.decay.dtype), state.decay),
         cosines=torch.where(void, torch.nan, state.cosines),
         assembly=torch.where(void, torch.nan, state.assembly),
-        divided=torch.where(granted, 0, lasting),
+        divided=torch.where(granted, 0.0, lasting),
         peaks=torch.where(anew, 0.0, state.peaks),
         faded=torch.where(granted, 0, state.faded),
         appeal=torch.where(granted, state.judged, state.appeal),
@@ -62,17 +80,25 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
     )
 
 
-def chasm(judge: CoreSettings, alive: Tensor, compared: Tensor, mean: Tensor) -> Tensor:
-    """(...) the widest gap with no more of `compared` below it than may attack, and no fewer than make a group."""
-    majority = seats(compared | ~alive, judge.attackers_below)
-    return widest_gap(-mean, compared, judge.group(alive.shape[-1]), majority)[0].squeeze(-1)
+def _outvoted(judge: CoreSettings, state: CoreState, core: Tensor, compared: Tensor) -> tuple[Tensor, Tensor]:
+    """How far apart two groups are by the core's cosines, and whether the lower one is most clients and against it.
 
-
-def fresh(judge: CoreSettings, state: CoreState) -> Tensor:
-    """(...) bool: whether more of the core's seats than `turnover` have changed hands in the last half window."""
-    before = torch.clamp(state.judged - 1 - (judge.window or 0) // 2, min=0)
-    old = (state.cores & row_of(state.cores, before)).any(-2)
-    return (state.core & ~old).sum(-1) > judge.turnover * state.core.sum(-1)
+    More than may attack are against the core, in one body, and hardly anybody is between: it is not theirs.
+    """
+    n = core.shape[-1]
+    room = judge.most_out(n) - (state.excluded != 0).sum(-1, keepdim=True)
+    apart, least, upper = two_groups(-core, compared, judge.group(n), room)
+    lower = compared & ~upper
+    size = lower.sum(-1)
+    mean = torch.where(lower, core, 0.0).sum(-1) / size.clamp(min=1)
+    against = upper.any(-1) & (size >= n - judge.most_out(n)) & (mean < -judge.appeal_gap)
+    lowest, highest = (
+        torch.where(upper, core, torch.inf).amin(-1),
+        torch.where(lower, core, -torch.inf).amax(-1),
+    )
+    against = against & (least.squeeze(-1) < 0) & (lowest - highest > judge.appeal_gap)
+    apart = apart.squeeze(-1)
+    return apart, against & (apart >= judge.two_groups)
 
 
 def acquit(judge: CoreSettings, state: CoreState) -> CoreState:
@@ -101,7 +127,8 @@ def fade(judge: CoreSettings, state: CoreState) -> CoreState:
     The more local steps a round has, and the harder the data, the sooner clients' updates stop having anything in
     common; no number of rounds fits all. What is left shows in the signal: of every client, its recent mean cosine
     as a share of its own peak (nobody can raise another's), the median of the s largest. It is small, too, while a
-    core loses its hold: so the verdict must be clear, whoever would be left out below everybody else.
+    core loses its hold: so the verdict must be clear, whoever would be left out below everybody else, and settled:
+    the same for as long, and not at odds with what the last rounds say by themselves.
     """
     if not judge.fade:
         return state
@@ -121,7 +148,11 @@ def fade(judge: CoreSettings, state: CoreState) -> CoreState:
     )
     signal = masked_median(shares, best & known)
     faded = torch.where(signal < judge.fade, state.faded + 1, 0)
-    state = replace(state, peaks=peaks, faded=faded)
+    outside = (state.excluded == 0) & ~admitted(judge, state)[0]
+    same = (outside == state.outside).all(-1)
+    state = replace(
+        state, peaks=peaks, faded=faded, outside=outside, settled=torch.where(same, state.settled + 1, 1)
+    )
     until = torch.where(over(judge, state), torch.minimum(state.until, state.judged), state.until)
     return replace(state, until=until)
 
@@ -132,9 +163,13 @@ def margin(judge: CoreSettings, state: CoreState) -> Tensor:
 
 
 def over(judge: CoreSettings, state: CoreState) -> Tensor:
-    """(...) bool: whether the signal has faded and the verdict is clear, with nothing open."""
+    """(...) bool: whether the signal has faded and the verdict is clear and settled, with nothing open."""
     there = (state.excluded == 0) & heard(judge, state)
     joins, window = admitted(judge, state)
+    recent = windowed_mean(state.cosines, judge.fade_rounds)
+    late = (
+        joins & grouped(judge, state, recent, ~recent.isnan())[1]
+    )  # their turn comes when the window moves on
     told = there & ~window.isnan()
     lowest = torch.where(told & joins, window, torch.inf).amin(-1)
     highest = torch.where(told & ~joins, window, -torch.inf).amax(-1)
@@ -144,40 +179,8 @@ def over(judge: CoreSettings, state: CoreState) -> Tensor:
     checked = ~(there & (state.scored < judge.too_good_to)).any(-1)
     record = (~state.cosines.isnan()).any(-1).sum(-1)  # rounds; none of those before an appeal or a new start
     least = torch.where(record < state.judged, judge.window or 1, judge.too_good_to + judge.fade_rounds)
-    return (state.faded >= judge.fade_rounds) & clear & checked & (record >= least)
-
-
-def heard(judge: CoreSettings, state: CoreState) -> Tensor:
-    """(..., n) bool: who answered often enough to be a member."""
-    return (state.scored >= judge.presence * state.asked) & (state.scored > 0)
-
-
-def admitted(judge: CoreSettings, state: CoreState) -> tuple[Tensor, Tensor]:
-    """Who would be a member if judging ended now (..., n), and the windowed mean cosines that say so."""
-    window = windowed_mean(state.cosines, judge.window or 1)
-    alive = state.excluded == 0
-    joins = (window > judge.threshold) & ~against(judge, state)
-    members = (state.core | joins) & alive & heard(judge, state)
-    return torch.where(members.any(-1, keepdim=True), members, state.core & alive), window
-
-
-def against(judge: CoreSettings, state: CoreState) -> Tensor:
-    """(..., n) who belongs to a group that stands apart from the others and, as a group, against the core.
-
-    How large cosines are depends on the model and the data, and so does how far below zero attackers lie; that they
-    are a group of their own does not. Honest clients are one, however wide.
-    """
-    if not judge.two_groups:
-        return torch.zeros_like(state.core)
-    spoken = (~state.cosines.isnan()).sum(-2, keepdim=True)
-    window = (spoken * judge.two_groups_share - 1e-9).ceil().clamp(min=judge.too_good_to)
-    mean = windowed_mean(state.cosines, window)
-    alive = state.excluded == 0
-    told = alive & (spoken.squeeze(-2) >= judge.too_good_to)
-    n = alive.shape[-1]
-    room = judge.most_out(n) - (~alive).sum(-1, keepdim=True)
-    apart, low, lower = two_groups(mean, told, judge.group(n), room)
-    return lower & (apart >= judge.two_groups) & (low < 0)
+    settled = (state.settled >= judge.fade_rounds) & ~late.any(-1)
+    return (state.faded >= judge.fade_rounds) & clear & settled & checked & (record >= least)
 
 
 def ends(judge: CoreSettings, state: CoreState) -> Tensor:
@@ -201,6 +204,8 @@ def settle(judge: CoreSettings, state: CoreState) -> CoreState:
     if judge.fade:
         recent, alive = windowed_mean(state.cosines, judge.fade_rounds), state.excluded == 0
         split = chasm(judge, alive, alive & ~recent.isnan(), recent) > margin(judge, state)
+        if judge.two_groups:  # among a few clients some gap there always is
+            split = split & grouped(judge, state, recent, ~recent.isnan())[1].any(-1)
         more = more & ~over(judge, state) & split
     void = more.unsqueeze(-1).unsqueeze(-1)
     return replace(
@@ -235,12 +240,15 @@ def refresh(
     there = (rounds > 0) & (rounds >= judge.presence * asked)
     heard = alive & there
     stays = joins = heard & (mean > judge.threshold)
+    # Late in training all cosines are near zero: it takes a gap as well, or two groups, to tell who is against.
     if judge.refresh_gap:
-        # Late in training all cosines are near zero: it takes a gap as well to tell who is against.
         room = judge.most_out(n) - (~alive).sum(-1, keepdim=True)
-        gap, against = widest_gap(-mean, heard, 1, heard.sum(-1, keepdim=True) - room)
-        against = against & (gap > judge.refresh_gap)
-        stays, joins = heard & (stays | ~against), heard & (mean > judge.refresh_above) & ~against
+        gap, below = widest_gap(-mean, heard, 1, heard.sum(-1, keepdim=True) - room)
+        below = below & (gap > judge.refresh_gap)
+        stays, joins = heard & (stays | ~below), heard & (mean > judge.refresh_above) & ~below
+    elif judge.two_groups:
+        below = grouped(judge, state, mean, heard)[1]
+        stays, joins = heard & ~below, heard & (mean > judge.refresh_above) & ~below
     joining = torch.where(asked > 0, torch.where(joins, state.joining + 1, 0), state.joining)
     stay = state.members & alive & (stays | (asked == 0))
     join = ~state.members & joins & (joining >= judge.refresh_bursts)

@@ -21,10 +21,12 @@ class CoreState:
     number of cosines in a client's own rounds of the too-good check. core, members: bool. weights: final ones.
     cosines: c of every judged round, NaN where there was none. burst, burst_rounds, burst_asked: of the refresh
     under way. joining: bursts in a row above the threshold. until: judged rounds at the freeze. assembly: like
-    cosines, with everybody's direction. divided: judged rounds in a row in which that divided the clients and the
-    core's did not. appeal: the judged round in which a new core was seated, 0: in none. cores: like cosines, who
-    was in the core. peaks: every client's largest recent mean cosine. faded: judged rounds in a row
-    in which next to nothing was left of them. given: every client's weights, summed over all steps.
+    cosines, with everybody's direction. divided: judged rounds in a row in which that divided the clients and
+    the core's did not, each as often as the clients were far apart. appeal: the judged round in which a new
+    core was seated, 0: in none. cores: like cosines, who was in the core. peaks: every client's largest recent
+    mean cosine. faded: judged rounds in a row in which next to nothing was left of them. outside, settled: who
+    would be left out if judging ended now, and for how many judged rounds in a row it has been the same. given:
+    every client's weights, summed over all steps.
     """
 
     judged: Tensor
@@ -55,6 +57,8 @@ class CoreState:
     cores: Tensor
     peaks: Tensor
     faded: Tensor
+    outside: Tensor
+    settled: Tensor
     given: Tensor
 
 
@@ -149,8 +153,8 @@ def caught_up(weights: Tensor, given: Tensor, rounds: Tensor, most: float) -> Te
     owed = (weights * total - given) / rounds.clamp(min=1).unsqueeze(-1)
     lifted = torch.minimum((weights + owed).clamp(min=0), most * weights)
     lifted = lifted / lifted.sum(-1, keepdim=True).clamp(min=1)
-    room = most * weights - lifted  # what the bound took goes to those who are farther from it
-    missing = 1 - lifted.sum(-1, keepdim=True)
+    room = (most * weights - lifted).clamp(min=0)  # what the bound took goes to those who are farther from it
+    missing = (1 - lifted.sum(-1, keepdim=True)).clamp(min=0)
     return lifted + missing * room / room.sum(-1, keepdim=True).clamp(min=1e-300)
 
 

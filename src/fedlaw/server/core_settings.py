@@ -39,9 +39,12 @@ class CoreSettings:
         too_good_share, too_good_least, too_good_most: size of such a group: max(too_good_least,
             ceil(too_good_share * n)) to floor(too_good_most * n).
         appeal_gap: width of the gap by which everybody's direction must divide the clients, while the core's does
-            not by half of it, for a new core to be seated; 0: the core is never asked to leave.
+            not by half of it, for a new core to be seated; 0: the core is never asked to leave. With `two_groups`
+            they must be two groups as well, and one by the core's; or more than half are one group by the core's,
+            that wide below zero.
         appeal_window: own answered rounds whose mean cosines that takes.
-        appeal_share: of the judged rounds, how many in a row that must hold.
+        appeal_share: of the judged rounds, how many in a row that must hold. With `two_groups` a round counts as
+            often as the square of how far the groups are apart, in units of `two_groups`.
         turnover: share of the core's seats that may have changed hands in the last half window at the freeze; with
             more, judging starts again. 1: any.
         acquittal: share of the judged rounds after which, once, judging ends if nobody is against the core: no
@@ -65,8 +68,8 @@ class CoreSettings:
         refresh_period: rounds from one refresh to the next after the freeze; 0: none.
         refresh_rounds: two-phase rounds of one refresh.
         refresh_gap: width of the gap that a member must also be below to leave in a refresh; with one, who joins
-            must exceed `refresh_above`; 0: the threshold decides alone.
-        refresh_above: mean cosine above which an outsider may join in a refresh with a gap.
+            must exceed `refresh_above`; 0: groups decide where there is `two_groups`, else the threshold alone.
+        refresh_above: mean cosine above which an outsider may join in a refresh with a gap or by groups.
         refresh_bursts: refreshes in a row above the threshold before an outsider joins.
     """
 

@@ -1,0 +1,62 @@
+"""What core judging would say now: who would be a member, who stands apart. Pure functions over (..., n)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedlaw.server.core_math import CoreState, row_of, seats, two_groups, widest_gap, windowed_mean
+from fedlaw.server.core_settings import CoreSettings
+
+
+def admitted(judge: CoreSettings, state: CoreState) -> tuple[Tensor, Tensor]:
+    """Who would be a member if judging ended now (..., n), and the windowed mean cosines that say so."""
+    window = windowed_mean(state.cosines, judge.window or 1)
+    alive = state.excluded == 0
+    joins = (window > judge.threshold) & ~against(judge, state)
+    members = (state.core | joins) & alive & heard(judge, state)
+    return torch.where(members.any(-1, keepdim=True), members, state.core & alive), window
+
+
+def heard(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(..., n) bool: who answered often enough to be a member."""
+    return (state.scored >= judge.presence * state.asked) & (state.scored > 0)
+
+
+def against(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(..., n) who belongs to a group that stands apart from the others and, as a group, against the core.
+
+    How large cosines are depends on the model and the data, and so does how far below zero attackers lie; that they
+    are a group of their own does not. Honest clients are one, however wide.
+    """
+    spoken = (~state.cosines.isnan()).sum(-2, keepdim=True)
+    window = (spoken * judge.two_groups_share - 1e-9).ceil().clamp(min=judge.too_good_to)
+    mean = windowed_mean(state.cosines, window)
+    return grouped(judge, state, mean, spoken.squeeze(-2) >= judge.too_good_to)[1]
+
+
+def grouped(judge: CoreSettings, state: CoreState, mean: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
+    """How far apart those `told` of are by mean cosines (...), and who is in the lower of two groups (..., n).
+
+    Nobody is where they are one group, or where its lower part is not below zero.
+    """
+    if not judge.two_groups:
+        return torch.zeros_like(state.divided), torch.zeros_like(state.core)
+    alive = state.excluded == 0
+    n = alive.shape[-1]
+    room = judge.most_out(n) - (~alive).sum(-1, keepdim=True)
+    apart, low, lower = two_groups(mean, told & alive, judge.group(n), room)
+    return apart.squeeze(-1), lower & (apart >= judge.two_groups) & (low < 0)
+
+
+def chasm(judge: CoreSettings, alive: Tensor, compared: Tensor, mean: Tensor) -> Tensor:
+    """(...) the widest gap with no more of `compared` below it than may attack, and no fewer than make a group."""
+    majority = seats(compared | ~alive, judge.attackers_below)
+    return widest_gap(-mean, compared, judge.group(alive.shape[-1]), majority)[0].squeeze(-1)
+
+
+def fresh(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(...) bool: whether more of the core's seats than `turnover` have changed hands in the last half window."""
+    before = torch.clamp(state.judged - 1 - (judge.window or 0) // 2, min=0)
+    old = (state.cores & row_of(state.cores, before)).any(-2)
+    return (state.core & ~old).sum(-1) > judge.turnover * state.core.sum(-1)
