@@ -91,8 +91,12 @@ def test_scales_only_and_files(tmp_path):
     assert [p.labels for p in sweep.only({"attack": ["LIE"], "q": ["0.9"]}).planned()] == [
         {"attack": "lie", "q": 0.9, "seed": 3}
     ]
-    with pytest.raises(DescriptionError, match="there are lie, label_flip"):
+    with pytest.raises(DescriptionError, match="there are lie; label_flip"):
         sweep.only({"attack": ["typo"]})
+    commas = Sweep.parse(
+        {"axes": {"attack": {"LIE, best z": {"attack": "lie"}, "LIE": {"attack": "lie"}, "flip": {}}}}
+    )
+    assert list(commas.only({"attack": ["lie", "best z", "flip"]}).axes["attack"]) == ["LIE, best z", "flip"]
 
 
 @pytest.mark.parametrize(

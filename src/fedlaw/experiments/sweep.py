@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -199,19 +199,20 @@ class Sweep:
         {'q': [0.9]}
         """
         axes, seeds = dict(self.axes), self.seeds
-        for axis, labels in chosen.items():
+        for axis, pieces in chosen.items():
+            there = self.seeds if axis == "seed" else axes.get(axis)
+            if there is None:
+                raise DescriptionError(f"--only {axis}: axes of {self.name} are {', '.join([*axes, 'seed'])}")
+            known = {str(label).lower() for label in there}
+            labels = _whole(pieces, known)
             wanted = {label.lower() for label in labels}
 
             def keep(label: Any, wanted: set[str] = wanted) -> bool:
                 return str(label).lower() in wanted
 
-            there = self.seeds if axis == "seed" else axes.get(axis)
-            if there is None:
-                raise DescriptionError(f"--only {axis}: axes of {self.name} are {', '.join([*axes, 'seed'])}")
-            known = {str(label).lower() for label in there}
             if missing := [label for label in labels if label.lower() not in known]:
                 raise DescriptionError(
-                    f"--only {axis}={missing[0]}: there are {', '.join(str(label) for label in there)}"
+                    f"--only {axis}={missing[0]}: there are {'; '.join(str(label) for label in there)}"
                 )
             if axis == "seed":
                 seeds = tuple(filter(keep, seeds))
@@ -331,6 +332,17 @@ def _changed(settings: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 def _matches(labels: Mapping[str, Any], settings: Mapping[str, Any], key: str, want: Any) -> bool:
     have = labels[key] if key in labels else _look(settings, key)
     return have in want if isinstance(want, list) else have == want
+
+
+def _whole(pieces: Sequence[str], known: Container[str]) -> list[str]:
+    """Labels that were split at their own commas, whole again."""
+    labels, left = [], list(pieces)
+    while left:
+        ends = (end for end in range(len(left), 1, -1) if ", ".join(left[:end]).lower() in known)
+        end = next(ends, 1)
+        labels.append(", ".join(left[:end]))
+        left = left[end:]
+    return labels
 
 
 def _look(settings: Any, path: str) -> Any:
