@@ -125,6 +125,22 @@ def test_judging_does_not_end_while_the_verdict_changes():
     assert int(list(spoken(levels))[-1][1].until) == 26
 
 
+@pytest.mark.parametrize(("crew", "restless"), [(0, 1), (0, 2), (9, 1)])
+def test_who_goes_to_and_fro_does_not_keep_judging_from_its_end(crew, restless):
+    """With and against the others in turn, a client is in and out of the verdict: it unsettles it once."""
+    crowd, phases = Fading(24), iter(range(10**6))
+
+    def forge(rows):
+        rows[:crew] *= -1
+        rows[crew : crew + restless] = crowd.full if next(phases) // 4 % 2 else -crowd.full  # four a round
+
+    server = make(crowd, rounds=60, judged_rounds=40, window=15, fade=0.2, two_groups=2.2)
+    sit(server, crowd, forge)
+    assert int(server.state.judged) < 30
+    assert lost(server, range(crew + restless, 30)) == 0
+    assert lost(server, range(crew)) == crew
+
+
 def test_judging_does_not_end_with_those_inside_who_are_against_the_core_lately():
     """Ten attackers held seats until round 21, four more until round 26: by round 27 only the ten are outside."""
     levels = torch.full((40, 30), 0.5)

@@ -325,8 +325,8 @@ class Core(CoreSettings, Scheduled):
         if int(state.appeal) and int(state.appeal) == int(state.judged) and not int(state.since):
             then = "decides alone: no rounds are left" if bool(state.frozen) else "judging starts again"
             return (
-                f"judged round {int(state.appeal)}: everybody's direction divides the clients and the core's does "
-                f"not, so the core may be a clique; a new one was seated, and {then}",
+                f"judged round {int(state.appeal)}: most clients are against the core, or everybody's direction "
+                f"divides them and the core's does not, so it may be a clique; a new one was seated, and {then}",
             )
         if not bool(state.frozen.all()) or int(state.since) > 0 or float(state.competence) > self.competence:
             return ()

@@ -23,7 +23,7 @@ from fedlaw.server.core_math import (
     windowed_mean,
 )
 from fedlaw.server.core_settings import CoreSettings
-from fedlaw.server.core_verdict import admitted, against, chasm, fresh, grouped, heard
+from fedlaw.server.core_verdict import admitted, against, chasm, fresh, heard, lower_group
 from fedlaw.server.judge import at_least
 
 _APPEAL_ROUNDS = 3  # in a row at least, however clear the case
@@ -38,38 +38,40 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
     Where they do agree on one (gradient attacks), it does not set a minority apart, and the core's does. Unless
     they have the core: then it leads the model astray, and the majority is against it.
 
-    How long is long depends on how far apart the clients are: a round counts as the square of that, but three
-    rounds it takes however far. A core that attackers lead is not to be waited for.
+    Long is a quarter of the judged rounds: early on everybody's direction is wrong for a while, too. A core that is
+    outvoted is not to be waited for: a round counts as the square of how far apart the groups are, but three rounds
+    it takes however far.
     """
     if not judge.appeal_gap:
         return state
     alive = state.excluded == 0
     everybody = windowed_mean(state.assembly, judge.appeal_window)
     core = windowed_mean(state.cosines, judge.appeal_window)
-    known = alive & (state.scored >= judge.appeal_window) & ~everybody.isnan()
-    compared = known & ~core.isnan()  # a core that has not spoken yet about a client does not deny anything
+    known = alive & _spoken(judge, state.assembly)
+    compared = known & _spoken(judge, state.cosines)  # a core that has not spoken yet does not deny anything
     split = partial(chasm, judge, alive, compared)
     divided = split(everybody) > judge.appeal_gap
     patience = judge.patience(judge.judged_rounds or 0)
-    counts, anyhow = torch.ones_like(state.divided), torch.zeros_like(divided)
+    counts, outvoted = torch.ones_like(state.divided), torch.zeros_like(divided)
     if judge.two_groups:  # among a few clients that lie far and wide there is always some gap
-        apart, lower = grouped(judge, state, everybody, compared)
-        divided = divided & lower.any(-1) & ~grouped(judge, state, core, compared)[1].any(-1)
-        distance, anyhow = _outvoted(judge, state, core, compared)
-        counts = torch.where(anyhow, distance, apart) / judge.two_groups
-        counts = counts.square().clamp(max=patience / _APPEAL_ROUNDS)
+        one_by_core = ~lower_group(judge, state, core, compared).any(-1)
+        divided = divided & lower_group(judge, state, everybody, compared).any(-1) & one_by_core
+        apart, outvoted = _outvoted(judge, state, core, compared)
+        soon = (apart / judge.two_groups).square().clamp(max=patience / _APPEAL_ROUNDS)
+        counts = torch.where(outvoted, soon, counts)
     else:
         divided = divided & ~(split(core) > judge.appeal_gap / 2)
-    lasting = torch.where(divided | anyhow, state.divided + counts, 0.0)
+    lasting = torch.where(divided | outvoted, state.divided + counts, 0.0)
     granted = lasting >= patience - 1e-9
     anew = granted.unsqueeze(-1)
-    score = torch.where(anyhow.unsqueeze(-1), -core, everybody)
+    score = torch.where(outvoted.unsqueeze(-1), -core, everybody)
+    told = known & ~score.isnan()
     late = torch.clamp(state.judged + (judge.window or 0), max=judge.longest or 0)
     void = granted.unsqueeze(-1).unsqueeze(-1)  # what was said before that core proves nothing
     return replace(
         state,
-        total=torch.where(anew, torch.where(known & ~score.isnan(), score, 0.0), state.total),
-        decay=torch.where(anew, known.to(state.decay.dtype), state.decay),
+        total=torch.where(anew, torch.where(told, score, 0.0), state.total),
+        decay=torch.where(anew, told.to(state.decay.dtype), state.decay),
         cosines=torch.where(void, torch.nan, state.cosines),
         assembly=torch.where(void, torch.nan, state.assembly),
         divided=torch.where(granted, 0.0, lasting),
@@ -80,25 +82,29 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
     )
 
 
+def _spoken(judge: CoreSettings, record: Tensor) -> Tensor:
+    """(..., n) whether a record (..., J, n) says enough of a client since it was last void."""
+    return (~record.isnan()).sum(-2) >= judge.appeal_window
+
+
 def _outvoted(judge: CoreSettings, state: CoreState, core: Tensor, compared: Tensor) -> tuple[Tensor, Tensor]:
     """How far apart two groups are by the core's cosines, and whether the lower one is most clients and against it.
 
-    More than may attack are against the core, in one body, and hardly anybody is between: it is not theirs.
+    More than may attack are against the core, every one of them and clearly, nobody is between: it is not theirs.
     """
     n = core.shape[-1]
     room = judge.most_out(n) - (state.excluded != 0).sum(-1, keepdim=True)
-    apart, least, upper = two_groups(-core, compared, judge.group(n), room)
+    apart, _, upper = two_groups(-core, compared, judge.group(n), room)
     lower = compared & ~upper
-    size = lower.sum(-1)
-    mean = torch.where(lower, core, 0.0).sum(-1) / size.clamp(min=1)
-    against = upper.any(-1) & (size >= n - judge.most_out(n)) & (mean < -judge.appeal_gap)
     lowest, highest = (
         torch.where(upper, core, torch.inf).amin(-1),
         torch.where(lower, core, -torch.inf).amax(-1),
     )
-    against = against & (least.squeeze(-1) < 0) & (lowest - highest > judge.appeal_gap)
+    most = upper.any(-1) & (lower.sum(-1) >= n - judge.most_out(n))
+    against = (highest < -judge.appeal_gap) & (lowest - highest > judge.appeal_gap)
+    favoured = torch.where(upper, core, 0.0).sum(-1) > 0
     apart = apart.squeeze(-1)
-    return apart, against & (apart >= judge.two_groups)
+    return apart, most & against & favoured & (apart >= judge.two_groups)
 
 
 def acquit(judge: CoreSettings, state: CoreState) -> CoreState:
@@ -148,8 +154,10 @@ def fade(judge: CoreSettings, state: CoreState) -> CoreState:
     )
     signal = masked_median(shares, best & known)
     faded = torch.where(signal < judge.fade, state.faded + 1, 0)
-    outside = (state.excluded == 0) & ~admitted(judge, state)[0]
-    same = (outside == state.outside).all(-1)
+    # Since the signal faded: each client may unsettle the verdict once, or one that goes to and fro would for good.
+    known_out = state.outside & (faded > 1).unsqueeze(-1)
+    outside = known_out | ((state.excluded == 0) & ~admitted(judge, state)[0])
+    same = (outside == known_out).all(-1)
     state = replace(
         state, peaks=peaks, faded=faded, outside=outside, settled=torch.where(same, state.settled + 1, 1)
     )
@@ -167,8 +175,8 @@ def over(judge: CoreSettings, state: CoreState) -> Tensor:
     there = (state.excluded == 0) & heard(judge, state)
     joins, window = admitted(judge, state)
     recent = windowed_mean(state.cosines, judge.fade_rounds)
-    late = (
-        joins & grouped(judge, state, recent, ~recent.isnan())[1]
+    late = joins & lower_group(
+        judge, state, recent, ~recent.isnan()
     )  # their turn comes when the window moves on
     told = there & ~window.isnan()
     lowest = torch.where(told & joins, window, torch.inf).amin(-1)
@@ -180,6 +188,7 @@ def over(judge: CoreSettings, state: CoreState) -> Tensor:
     record = (~state.cosines.isnan()).any(-1).sum(-1)  # rounds; none of those before an appeal or a new start
     least = torch.where(record < state.judged, judge.window or 1, judge.too_good_to + judge.fade_rounds)
     settled = (state.settled >= judge.fade_rounds) & ~late.any(-1)
+    settled = settled | (state.faded >= (judge.window or 1))  # by then the window holds nothing else
     return (state.faded >= judge.fade_rounds) & clear & settled & checked & (record >= least)
 
 
@@ -205,7 +214,7 @@ def settle(judge: CoreSettings, state: CoreState) -> CoreState:
         recent, alive = windowed_mean(state.cosines, judge.fade_rounds), state.excluded == 0
         split = chasm(judge, alive, alive & ~recent.isnan(), recent) > margin(judge, state)
         if judge.two_groups:  # among a few clients some gap there always is
-            split = split & grouped(judge, state, recent, ~recent.isnan())[1].any(-1)
+            split = split & lower_group(judge, state, recent, ~recent.isnan()).any(-1)
         more = more & ~over(judge, state) & split
     void = more.unsqueeze(-1).unsqueeze(-1)
     return replace(
@@ -247,7 +256,7 @@ def refresh(
         below = below & (gap > judge.refresh_gap)
         stays, joins = heard & (stays | ~below), heard & (mean > judge.refresh_above) & ~below
     elif judge.two_groups:
-        below = grouped(judge, state, mean, heard)[1]
+        below = lower_group(judge, state, mean, heard, least=1) & (mean < 0)
         stays, joins = heard & ~below, heard & (mean > judge.refresh_above) & ~below
     joining = torch.where(asked > 0, torch.where(joins, state.joining + 1, 0), state.joining)
     stay = state.members & alive & (stays | (asked == 0))

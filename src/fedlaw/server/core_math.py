@@ -21,12 +21,13 @@ class CoreState:
     number of cosines in a client's own rounds of the too-good check. core, members: bool. weights: final ones.
     cosines: c of every judged round, NaN where there was none. burst, burst_rounds, burst_asked: of the refresh
     under way. joining: bursts in a row above the threshold. until: judged rounds at the freeze. assembly: like
-    cosines, with everybody's direction. divided: judged rounds in a row in which that divided the clients and
-    the core's did not, each as often as the clients were far apart. appeal: the judged round in which a new
-    core was seated, 0: in none. cores: like cosines, who was in the core. peaks: every client's largest recent
-    mean cosine. faded: judged rounds in a row in which next to nothing was left of them. outside, settled: who
-    would be left out if judging ended now, and for how many judged rounds in a row it has been the same. given:
-    every client's weights, summed over all steps.
+    cosines, with everybody's direction. divided: judged rounds in a row that spoke for a new core (that divided
+    the clients and the core's did not, or most were against the core), each as often as the clients were far
+    apart. appeal: the judged round in which a new core was seated, 0: in none. cores: like cosines, who was in
+    the core. peaks: every client's largest recent mean cosine. faded: judged rounds in a row in which next to
+    nothing was left of them. outside, settled: who would be left out if judging ended now, or would have been
+    in a round since the signal faded, and for how many judged rounds in a row nobody joined them. given: every
+    client's weights, summed over all steps.
     """
 
     judged: Tensor

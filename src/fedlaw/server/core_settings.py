@@ -40,11 +40,11 @@ class CoreSettings:
             ceil(too_good_share * n)) to floor(too_good_most * n).
         appeal_gap: width of the gap by which everybody's direction must divide the clients, while the core's does
             not by half of it, for a new core to be seated; 0: the core is never asked to leave. With `two_groups`
-            they must be two groups as well, and one by the core's; or more than half are one group by the core's,
-            that wide below zero.
+            they must be two groups as well, and one by the core's; or more clients than may attack are, by the
+            core's, farther below zero than that, every one of them.
         appeal_window: own answered rounds whose mean cosines that takes.
-        appeal_share: of the judged rounds, how many in a row that must hold. With `two_groups` a round counts as
-            often as the square of how far the groups are apart, in units of `two_groups`.
+        appeal_share: of the judged rounds, how many in a row that must hold. Where so many are against the core, a
+            round counts as often as the square of how far the groups are apart, in units of `two_groups`.
         turnover: share of the core's seats that may have changed hands in the last half window at the freeze; with
             more, judging starts again. 1: any.
         acquittal: share of the judged rounds after which, once, judging ends if nobody is against the core: no

@@ -32,21 +32,24 @@ def against(judge: CoreSettings, state: CoreState) -> Tensor:
     spoken = (~state.cosines.isnan()).sum(-2, keepdim=True)
     window = (spoken * judge.two_groups_share - 1e-9).ceil().clamp(min=judge.too_good_to)
     mean = windowed_mean(state.cosines, window)
-    return grouped(judge, state, mean, spoken.squeeze(-2) >= judge.too_good_to)[1]
+    return lower_group(judge, state, mean, spoken.squeeze(-2) >= judge.too_good_to)
 
 
-def grouped(judge: CoreSettings, state: CoreState, mean: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
-    """How far apart those `told` of are by mean cosines (...), and who is in the lower of two groups (..., n).
+def lower_group(
+    judge: CoreSettings, state: CoreState, mean: Tensor, told: Tensor, least: int | None = None
+) -> Tensor:
+    """(..., n) who is in the lower of two groups of those `told` of, by mean cosines.
 
-    Nobody is where they are one group, or where its lower part is not below zero.
+    Nobody is where they are one group, or where its lower part is not below zero on average. The lower one has
+    `least` clients or more; None: as many as make a group.
     """
     if not judge.two_groups:
-        return torch.zeros_like(state.divided), torch.zeros_like(state.core)
+        return torch.zeros_like(state.core)
     alive = state.excluded == 0
     n = alive.shape[-1]
     room = judge.most_out(n) - (~alive).sum(-1, keepdim=True)
-    apart, low, lower = two_groups(mean, told & alive, judge.group(n), room)
-    return apart.squeeze(-1), lower & (apart >= judge.two_groups) & (low < 0)
+    apart, low, lower = two_groups(mean, told & alive, least or judge.group(n), room)
+    return lower & (apart >= judge.two_groups) & (low < 0)
 
 
 def chasm(judge: CoreSettings, alive: Tensor, compared: Tensor, mean: Tensor) -> Tensor:
