@@ -151,6 +151,9 @@ def main() -> None:
     parser.add_argument("--precision", default="float32", choices=["float32", "tf32", "half"])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument(
+        "--examples", type=int, help="training examples of all clients together; all there are"
+    )
     parser.add_argument("--dataset", default="mnist", choices=[*SETTINGS])
     parser.add_argument("--malicious", type=float, default=0.4)
     parser.add_argument(
@@ -171,6 +174,7 @@ def main() -> None:
         dataset=given.dataset,
         rounds=given.rounds,
         clients=given.clients,
+        examples=given.examples,
     )
     runs = {name: experiment for name, experiment in runs.items() if name.startswith(given.only)}
     if given.report:
