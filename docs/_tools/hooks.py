@@ -26,6 +26,7 @@ GENERATED: dict[str, Callable[..., str]] = {
     "timed": pages.timed,
     "reproduced": reproduced.shown,
     "distances": reproduced.distances,
+    "nearness": reproduced.nearness,
     "told_apart": reproduced.told_apart,
     "commands": commands.commands,
     "api": api.api,

@@ -272,7 +272,7 @@ def timed() -> str:
         import timing
     finally:
         sys.path.pop(0)
-    earlier = ["mnist.sqlite", "mnist-hardened.csv", "mnist-fresh-seeds.csv"]
+    earlier = ["cifar10.sqlite", "mnist.sqlite", "mnist-hardened.csv", "mnist-fresh-seeds.csv"]
     files = [*sorted(RESULTS.glob("timing-*.csv")), *(RESULTS / name for name in earlier)]
     table = timing.tried([run for file in files for run in timing.read(file)])
     rules = list(dict.fromkeys(rule for _, rule in table.index))

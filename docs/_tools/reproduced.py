@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from fedlaw.report.cells import Found, collect
 from fedlaw.report.tables import markdown, tables
@@ -48,6 +48,25 @@ def distances(store: str, name: str, usual: str = "as everywhere else") -> str:
             f"**{value:.1f}**" if value == min(here, there) else f"{value:.1f}" for value in (here, there)
         ]
         lines.append(f"| {reading} | {where} | {better[0]} | {better[1]} |")
+    return "\n".join(lines)
+
+
+def nearness(store: str, name: str) -> str:
+    """Mean and median distance from the published values of every method, and how many cells are near them."""
+    found = _sweep(store, name)
+    show = next(show for show in found.sweep.show if show["kind"] == "table")
+    rows: dict[str, list[float]] = {}
+    for table in tables(found, {**show, "worst": None}):
+        for (method,), entries in table.rows:
+            rows.setdefault(method, []).extend(
+                abs(each.difference) for each in entries if each.difference is not None
+            )
+    lines = ["| method | cells | mean | median | within 2 points |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {method} | {len(far)} | {fmean(far):.1f} | {median(far):.1f} | {sum(each <= 2 for each in far)} |"
+        for method, far in rows.items()
+        if far
+    ]
     return "\n".join(lines)
 
 
