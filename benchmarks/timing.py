@@ -141,9 +141,8 @@ def _read_store(file: Path) -> Iterator[Recording]:
                 [r.alignment for r in store.records(info.id) if r.alignment is not None], np.float64
             )
             judge = Core().bind(what["clients"], what["rounds"])
-            if (
-                info.status == "finished" and what["attack"]["name"] != "split"
-            ):  # half of those stop attacking
+            # In a split attack some stop: half of the paper's double attackers do.
+            if info.status == "finished" and what["attack"]["name"] != "split":
                 attack = "flip" if what["attack"]["name"] == "label_flip" else what["attack"]["name"]
                 malicious = np.asarray(store.setup(info.id)["malicious"], bool)
                 q = what["partition_settings"]["q"]

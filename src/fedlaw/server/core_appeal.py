@@ -23,7 +23,7 @@ from fedlaw.server.core_math import (
     windowed_mean,
 )
 from fedlaw.server.core_settings import CoreSettings
-from fedlaw.server.core_verdict import admitted, against, chasm, fresh, heard, lower_group
+from fedlaw.server.core_verdict import admitted, against, chasm, fresh, heard, lower_group, may_leave
 from fedlaw.server.judge import at_least
 
 _APPEAL_ROUNDS = 3  # in a row at least, however clear the case
@@ -93,18 +93,15 @@ def _outvoted(judge: CoreSettings, state: CoreState, core: Tensor, compared: Ten
     More than may attack are against the core, every one of them and clearly, nobody is between: it is not theirs.
     """
     n = core.shape[-1]
-    room = judge.most_out(n) - (state.excluded != 0).sum(-1, keepdim=True)
-    apart, _, upper = two_groups(-core, compared, judge.group(n), room)
+    apart, _, upper = two_groups(-core, compared, judge.group(n), may_leave(judge, state))
     lower = compared & ~upper
-    lowest, highest = (
-        torch.where(upper, core, torch.inf).amin(-1),
-        torch.where(lower, core, -torch.inf).amax(-1),
-    )
+    above = torch.where(upper, core, torch.inf).amin(-1)
+    below = torch.where(lower, core, -torch.inf).amax(-1)
     most = upper.any(-1) & (lower.sum(-1) >= n - judge.most_out(n))
-    against = (highest < -judge.appeal_gap) & (lowest - highest > judge.appeal_gap)
+    opposed = (below < -judge.appeal_gap) & (above - below > judge.appeal_gap)
     favoured = torch.where(upper, core, 0.0).sum(-1) > 0
     apart = apart.squeeze(-1)
-    return apart, most & against & favoured & (apart >= judge.two_groups)
+    return apart, most & opposed & favoured & (apart >= judge.two_groups)
 
 
 def acquit(judge: CoreSettings, state: CoreState) -> CoreState:
@@ -134,7 +131,7 @@ def fade(judge: CoreSettings, state: CoreState) -> CoreState:
     common; no number of rounds fits all. What is left shows in the signal: of every client, its recent mean cosine
     as a share of its own peak (nobody can raise another's), the median of the s largest. It is small, too, while a
     core loses its hold: so the verdict must be clear, whoever would be left out below everybody else, and settled:
-    the same for as long, and not at odds with what the last rounds say by themselves.
+    nobody new for as long, nor by what the last rounds alone say. After a window of it nobody is waited for.
     """
     if not judge.fade:
         return state
@@ -251,8 +248,8 @@ def refresh(
     stays = joins = heard & (mean > judge.threshold)
     # Late in training all cosines are near zero: it takes a gap as well, or two groups, to tell who is against.
     if judge.refresh_gap:
-        room = judge.most_out(n) - (~alive).sum(-1, keepdim=True)
-        gap, below = widest_gap(-mean, heard, 1, heard.sum(-1, keepdim=True) - room)
+        majority = heard.sum(-1, keepdim=True) - may_leave(judge, state)
+        gap, below = widest_gap(-mean, heard, 1, majority)
         below = below & (gap > judge.refresh_gap)
         stays, joins = heard & (stays | ~below), heard & (mean > judge.refresh_above) & ~below
     elif judge.two_groups:

@@ -46,10 +46,14 @@ def lower_group(
     if not judge.two_groups:
         return torch.zeros_like(state.core)
     alive = state.excluded == 0
-    n = alive.shape[-1]
-    room = judge.most_out(n) - (~alive).sum(-1, keepdim=True)
-    apart, low, lower = two_groups(mean, told & alive, least or judge.group(n), room)
+    least = least or judge.group(alive.shape[-1])
+    apart, low, lower = two_groups(mean, told & alive, least, may_leave(judge, state))
     return lower & (apart >= judge.two_groups) & (low < 0)
+
+
+def may_leave(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(..., 1) how many clients may still be shut out, beside those excluded."""
+    return judge.most_out(state.excluded.shape[-1]) - (state.excluded != 0).sum(-1, keepdim=True)
 
 
 def chasm(judge: CoreSettings, alive: Tensor, compared: Tensor, mean: Tensor) -> Tensor:
