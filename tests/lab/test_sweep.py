@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from fedlaw.experiments import conduct
 from fedlaw.experiments._expressions import evaluate
 from fedlaw.experiments._files import DescriptionError
 from fedlaw.experiments.conduct import make_plan, note_sweep, run_sweep
@@ -216,6 +217,23 @@ def test_memory_bounds_the_stacks(tmp_path):
     tight = make_plan(sweep, store, processes=1, memory=1.0)
     assert {len(stack) for stack in tight.stacks} == {1}
     assert tight.seconds > 0
+
+
+@pytest.mark.parametrize(("patience", "tried"), [(0.0, [[320]]), (1e9, [[320], [400, 400, 400]])])
+def test_a_plan_is_not_made_by_training_for_minutes(monkeypatch, patience, tried):
+    """What takes long is tried with one batch a client, which is reckoned up."""
+    seen = []
+
+    def measured(labs, execution, each):
+        seen.append([int(lab.population.sizes.sum()) for lab in labs])
+        return 0.01
+
+    monkeypatch.setattr(conduct, "_PATIENCE", patience)
+    monkeypatch.setattr(conduct, "_seconds_a_round", measured)
+    experiments = [each.experiment for each in tiny().with_base({"batch_size": 16}).planned()]
+    took = conduct.try_out(experiments, Execution(device="cpu")).round
+    assert seen == tried
+    assert took == pytest.approx(0.01 if len(tried) > 1 else 0.0125)
 
 
 def test_parts_of_a_sweep_are_noted_as_one(tmp_path):

@@ -24,6 +24,7 @@ from fedlaw.results import Store, notes
 
 _CPU_STACK, _GPU_STACK = 16, 64  # runs in a stack at most, where memory does not say less
 _SAMPLE, _SAMPLE_ROUNDS = 3, 2  # experiments and rounds that are measured
+_PATIENCE = 30.0  # seconds that this may take; else a fraction of the examples is, and reckoned up
 _SHAPE = (
     *("dataset", "dataset_settings", "examples", "split", "scaling", "model", "model_settings", "clients"),
     *("epochs", "batch_size", "lr", "loss_point", "rounds"),
@@ -209,7 +210,10 @@ def note_sweep(store: Path, sweep: Sweep, planned: Sequence[Planned]) -> None:
 
 
 def try_out(experiments: Sequence[Experiment], execution: Execution) -> Measured:
-    """Build a few of the experiments, run two rounds of them stacked, write nothing."""
+    """Build a few of the experiments, run two rounds of them stacked, write nothing.
+
+    Where that would take long (convolutions on a CPU), a round with one batch a client is run instead.
+    """
     step = max(1, len(experiments) // _SAMPLE)
     chosen, shelf = list(experiments[::step][:_SAMPLE]), Shelf()
     labs: list[Lab] = []
@@ -227,7 +231,9 @@ def try_out(experiments: Sequence[Experiment], execution: Execution) -> Measured
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they are given when the runs are run
-            took = _seconds_a_round(labs, execution)
+            took = _seconds_by_few(labs[0], execution, shelf)
+            if took * len(labs) * _SAMPLE_ROUNDS < _PATIENCE:
+                took = _seconds_a_round(labs, execution, _SAMPLE_ROUNDS)
     except Exception:
         took = 1.0
     finally:
@@ -235,10 +241,21 @@ def try_out(experiments: Sequence[Experiment], execution: Execution) -> Measured
     return Measured(build, took, max(map(_bytes, labs)))
 
 
-def _seconds_a_round(labs: Sequence[Lab], execution: Execution) -> float:
+def _seconds_by_few(lab: Lab, execution: Execution, shelf: Shelf) -> float:
+    """Seconds a round, reckoned from one with a batch a client; 0 where they have no more."""
+    experiment = lab.experiment
+    few, there = experiment.clients * experiment.batch_size, int(lab.population.sizes.sum())
+    if few >= there:
+        return 0.0
+    small = Lab(experiment.replace(examples=few), execution, shelf)
+    return _seconds_a_round([small], execution, 1) * there / few
+
+
+def _seconds_a_round(labs: Sequence[Lab], execution: Execution, each: int) -> float:
+    """Seconds a round of one, measured on `each` rounds of all of them."""
     stack = stacked(labs, execution)
     began, rounds = time.perf_counter(), 0
-    while rounds < _SAMPLE_ROUNDS * len(labs) and (stepped := stack.step()):
+    while rounds < each * len(labs) and (stepped := stack.step()):
         rounds += sum(report is not None for _, report in stepped)
     return (time.perf_counter() - began) / max(1, rounds)
 
