@@ -90,6 +90,17 @@ def accuracies(store, **labels):
         return [100 * opened.find(p.experiment.id).summary["test_accuracy"] for p in planned]
 
 
+def test_no_row_of_dashes_for_what_a_rule_never_says(store):
+    """FedAvg tells nobody apart; what has not been run yet keeps its row."""
+    (found,) = collect(store)
+    show = {"rows": ["method", "attack"], "columns": ["q"], "values": ["recall"]}
+    (table,) = tables(found, show)
+    assert [labels for labels, _ in table.rows] == [
+        *(("FedLAW", attack) for attack in ("Flipping Label", "Lie Attack")),
+        ("FedAVG", "Lie Attack"),  # of this cell a run is missing
+    ]
+
+
 def test_entries_are_mean_and_deviation_of_the_runs(store):
     (found,) = collect(store)
     flip, lie, worst = tables(found, found.sweep.show[0])

@@ -84,13 +84,16 @@ def _table(
     made = []
     for row in itertools.product(*(found.labels(axis) for axis in rows)):
         at = dict(zip(rows, row, strict=True))
-        entries = []
+        entries, missing = [], False
         for labels, name in combinations:
             every = {**fixed, **at, **labels}
             places = by_labels.get(_key(every, [*rows, *columns]), [])
+            missing |= not all(place.finished for place in places)
             # a cell that the sweep skips has nothing to be compared with
             entries.append(entry(places, name, look({**same, **every}, name) if places else None))
-        if any(each.runs for each in entries):
+        # Of a rule that tells nobody apart there is no recall, whatever is still run: no row of dashes then.
+        says = any(each.mean is not None or each.published is not None for each in entries)
+        if any(each.runs for each in entries) and (says or missing):
             made.append((tuple(words(axis, label) for axis, label in at.items()), entries))
     return Table(title, tuple(rows), heads, made, figures)
 
