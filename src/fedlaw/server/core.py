@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedlaw.screening import clip_to_median, copy_clusters, loss_scores, masked_median
+from fedlaw.screening import clip_to_median, copy_clusters, loss_scores
 from fedlaw.server.core_appeal import acquit, appeal, ends, fade, refresh, settle
 from fedlaw.server.core_math import (
     CoreState,
@@ -39,7 +39,7 @@ from fedlaw.server.core_math import (
     worst,
 )
 from fedlaw.server.core_settings import CoreSettings
-from fedlaw.server.core_verdict import admitted
+from fedlaw.server.core_verdict import decided, is_quiet
 from fedlaw.server.judge import (
     Arrived,
     Evidence,
@@ -77,8 +77,8 @@ class Core(CoreSettings, Scheduled):
             burst_asked=of(0, i, n), joining=of(0, i, n), until=of(self.judged_rounds or 0, i),
             assembly=of(torch.nan, f, (self.longest or 0) if self.appeal_gap else 0, n), divided=of(0, f),
             appeal=of(0, i), cores=of(False, b, (self.longest or 0) if self.turnover < 1 else 0, n),
-            peaks=of(0, f, n), faded=of(0, i), outside=of(False, b, n), settled=of(0, i),
-            given=of(0, f, n),
+            peaks=of(0, f, n), faded=of(0, i), quiet=of(False, b, self.longest or 0, 1),
+            outside=of(False, b, n), settled=of(0, i), given=of(0, f, n),
         )  # fmt: skip
 
     # -------------------------------------------------------------------------------------- schedule
@@ -234,7 +234,7 @@ class Core(CoreSettings, Scheduled):
         own = state.scored + scored
         early = scored & (own >= self.too_good_from) & (own <= self.too_good_to)
         row = row_of(state.cosines, state.judged)
-        return replace(
+        state = replace(
             state,
             judged=state.judged + 1,
             asked=state.asked + counted,
@@ -248,6 +248,8 @@ class Core(CoreSettings, Scheduled):
             if assembly is None
             else torch.where(row, assembly.unsqueeze(-2), state.assembly),
         )
+        quiet = is_quiet(self, state).unsqueeze(-1).unsqueeze(-1)
+        return replace(state, quiet=state.quiet | (row & quiet))
 
     def _too_good(self, state: CoreState, scored: Tensor) -> CoreState:
         """Step 4, whenever a client completes its own rounds of the check, and once more at the freeze."""
@@ -292,7 +294,7 @@ class Core(CoreSettings, Scheduled):
 
     def _freeze(self, state: CoreState, counts: Tensor) -> CoreState:
         """Step 6 in the last judged round; before it, uniform weights on the core."""
-        members, window = admitted(self, state)
+        members, competence = decided(self, state)
         now = ends(self, state)
         weights = by_count(members, counts, self.count_cap)
         during = uniform(state.core, fallback=state.excluded == 0)
@@ -300,9 +302,7 @@ class Core(CoreSettings, Scheduled):
         return replace(
             state,
             frozen=state.frozen | now,
-            competence=torch.where(
-                now, masked_median(window, state.core & ~window.isnan()), state.competence
-            ),
+            competence=torch.where(now, competence, state.competence),
             members=torch.where(final, members, state.members),
             weights=torch.where(final, weights, during),
         )

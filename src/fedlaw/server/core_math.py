@@ -25,9 +25,10 @@ class CoreState:
     the clients and the core's did not, or most were against the core), each as often as the clients were far
     apart. appeal: the judged round in which a new core was seated, 0: in none. cores: like cosines, who was in
     the core. peaks: every client's largest recent mean cosine. faded: judged rounds in a row in which next to
-    nothing was left of them. outside, settled: who would be left out if judging ended now, or would have been
-    in a round since the signal faded, and for how many judged rounds in a row nobody joined them. given: every
-    client's weights, summed over all steps.
+    nothing was left of them. quiet: (..., J, 1) bool, judged rounds in which the core had nothing to judge by.
+    outside, settled: who would be left out if judging ended now, or would have been in a round since the signal
+    faded, and for how many judged rounds in a row nobody joined them. given: every client's weights, summed over
+    all steps.
     """
 
     judged: Tensor
@@ -58,6 +59,7 @@ class CoreState:
     cores: Tensor
     peaks: Tensor
     faded: Tensor
+    quiet: Tensor
     outside: Tensor
     settled: Tensor
     given: Tensor

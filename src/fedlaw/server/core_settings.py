@@ -53,6 +53,8 @@ class CoreSettings:
             median, less than this share of it left, and whoever would be left out is as far below everybody
             else. 0: it never does.
         fade_rounds: own answered rounds that this takes the mean cosine of, and rounds in a row that it must hold.
+        quiet: where, at the freeze, the core's own median windowed cosine is under this, the rounds decide in which
+            the median of its recent ones (over `fade_rounds`) was not. -1: the last rounds always do.
         threshold: windowed cosine above which a client outside the core is admitted at the freeze.
         two_groups: where the clients fall into two groups that are this far apart (the difference of their mean
             cosines over the sum of their deviations), and the lower one is below zero on average, nobody of it is
@@ -104,6 +106,7 @@ class CoreSettings:
     acquittal: float = 0.0
     fade: float = 0.0
     fade_rounds: int = 5
+    quiet: float = -1.0
     threshold: float = -0.03
     two_groups: float = 0.0
     two_groups_share: float = 0.67
@@ -164,7 +167,7 @@ class CoreSettings:
             "two_groups",
         ):
             check_number(name, getattr(self, name), low=0)
-        for name in ("threshold", "competence", "refresh_above", "too_good_level"):
+        for name in ("threshold", "competence", "refresh_above", "too_good_level", "quiet"):
             check_number(name, getattr(self, name), low=-1, high=1)
         check_positive("loss_bound", self.loss_bound)
         check_choice("equal_losses", self.equal_losses, ("count", "once"))

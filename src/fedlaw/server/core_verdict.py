@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from fedlaw.screening import masked_median
 from fedlaw.server.core_math import CoreState, row_of, seats, two_groups, widest_gap, windowed_mean
 from fedlaw.server.core_settings import CoreSettings
 
@@ -16,6 +19,27 @@ def admitted(judge: CoreSettings, state: CoreState) -> tuple[Tensor, Tensor]:
     joins = (window > judge.threshold) & ~against(judge, state)
     members = (state.core | joins) & alive & heard(judge, state)
     return torch.where(members.any(-1, keepdim=True), members, state.core & alive), window
+
+
+def decided(judge: CoreSettings, state: CoreState) -> tuple[Tensor, Tensor]:
+    """Who is a member at the freeze (..., n), and what the core's word is worth: its own median cosine (...).
+
+    A core whose own median member points away from what it wants next has nothing left to judge by: its window
+    holds drift, which takes honest clients as far as any. Then the rounds decide in which it had something, unless
+    there were hardly any.
+    """
+    window = windowed_mean(state.cosines, judge.window or 1)
+    own = masked_median(window, state.core & ~window.isnan())
+    told = ~state.quiet & ~state.cosines.isnan().all(-1, keepdim=True)
+    adrift = (own < judge.quiet) & (told.sum(-2).squeeze(-1) >= judge.too_good_to)
+    void = state.quiet & adrift.unsqueeze(-1).unsqueeze(-1)
+    return admitted(judge, replace(state, cosines=torch.where(void, torch.nan, state.cosines)))[0], own
+
+
+def is_quiet(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(...) bool: whether the core that was asked in this round has nothing to judge by, as `decided` says."""
+    recent = windowed_mean(state.cosines, judge.fade_rounds)
+    return masked_median(recent, state.core & (state.excluded == 0) & ~recent.isnan()) < judge.quiet
 
 
 def heard(judge: CoreSettings, state: CoreState) -> Tensor:
