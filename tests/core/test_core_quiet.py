@@ -13,10 +13,8 @@ from tests.core.test_core_judging import Crowd, inverse, make, sit
 
 @pytest.mark.parametrize("crew", [0, 10])
 def test_drift_decides_nothing(crew):
-    """Judged to the last round, long after clients had anything in common: their last window is against everybody."""
-    servers = [
-        make(Fading(24), rounds=60, judged_rounds=40, window=15, quiet=quiet) for quiet in (-1.0, 0.0)
-    ]
+    """Judged to the last round, long after clients had anything in common: the last window is against them all."""
+    servers = [make(Fading(24), rounds=60, judged_rounds=40, window=15, quiet=quiet) for quiet in (-1.0, 0.0)]
     for server in servers:
         sit(server, Fading(24), inverse(list(range(crew))))
         assert int(server.state.judged) == 40
@@ -25,7 +23,9 @@ def test_drift_decides_nothing(crew):
     assert (lost(heedful, range(crew)), lost(heedful, range(crew, 30))) == (crew, 0)
     assert heedful.state.quiet.sum() > 10
     assert not bool(late.state.quiet.any())
-    assert float(heedful.state.competence) == float(late.state.competence) < 0  # said to the operator all the same
+    assert (
+        float(heedful.state.competence) == float(late.state.competence) < 0
+    )  # said to the operator all the same
 
 
 def test_nothing_changes_where_the_core_has_something_to_judge_by():
@@ -38,7 +38,7 @@ def test_nothing_changes_where_the_core_has_something_to_judge_by():
 
 
 def adrift(told, **settings):
-    """A judge and its state: clients 0 to 9 were against the core for `told` rounds, since then everybody else is."""
+    """A judge and its state: clients 0 to 9 were against the core for `told` rounds, since then all others are."""
     judge, state = halfway({"quiet": 0.0, "window": 8} | settings)
     early = torch.where(torch.arange(30) < 10, -0.3, 0.3).to(state.cosines.dtype)
     rows = torch.arange(len(state.cosines)).unsqueeze(-1)
@@ -66,7 +66,7 @@ def test_unless_there_were_hardly_any():
 
 
 def test_rounds_before_a_new_start_are_none_that_decide():
-    """An appeal makes void what was said before it: those rounds are not quiet, but nothing is on record of them."""
+    """An appeal makes void what was said before it: not quiet, but nothing is on record of those rounds."""
     judge, state = adrift(told=12)
     rows = torch.arange(len(state.cosines)).unsqueeze(-1)
     state = replace(state, cosines=torch.where(rows < 4, torch.nan, state.cosines))
