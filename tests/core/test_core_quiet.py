@@ -65,6 +65,17 @@ def test_unless_there_were_hardly_any():
     assert torch.equal(decided(judge, state)[0], admitted(judge, state)[0])
 
 
+def test_nobody_is_judged_by_rounds_it_was_not_there_in():
+    """A client that came late was there in quiet rounds only, or in one more: it is judged by all of them."""
+    judge, state = adrift(told=12)
+    rows = torch.arange(len(state.cosines)).unsqueeze(-1)
+    late = (torch.arange(30) >= 10) & (torch.arange(30) < 13)
+    own = torch.where(rows == 11, -0.05, 0.5).to(state.cosines.dtype)
+    cosines = torch.where(late & (rows < 20), torch.where(rows < 11, torch.nan, own), state.cosines)
+    state = replace(state, cosines=cosines, scored=torch.where(late, 9, state.scored), asked=state.scored)
+    assert decided(judge, state)[0][late].all()
+
+
 def test_rounds_before_a_new_start_are_none_that_decide():
     """An appeal makes void what was said before it: not quiet, but nothing is on record of those rounds."""
     judge, state = adrift(told=12)

@@ -233,6 +233,18 @@ def test_a_plan_is_not_made_by_training_for_minutes(monkeypatch, patience, tried
     experiments = [each.experiment for each in tiny().with_base({"batch_size": 16}).planned()]
     took = conduct.try_out(experiments, Execution(device="cpu")).round
     assert seen == tried
+    whole = [
+        each.replace(
+            partition="shards",
+            partition_settings={"per_client": 20},
+            attack="none",
+            malicious=0.0,
+            rule="mean",
+        )
+        for each in experiments
+    ]
+    conduct.try_out(whole, Execution(device="cpu"))
+    assert seen[len(tried) :] == [[400, 400, 400]]  # 400 shards cannot be cut of fewer examples
     assert took == pytest.approx(0.01 if len(tried) > 1 else 0.0125)
 
 

@@ -232,7 +232,7 @@ def try_out(experiments: Sequence[Experiment], execution: Execution) -> Measured
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they are given when the runs are run
             took = _seconds_by_few(labs[0], execution, shelf)
-            if took * len(labs) * _SAMPLE_ROUNDS < _PATIENCE:
+            if took * len(labs) * _SAMPLE_ROUNDS <= _PATIENCE:
                 took = _seconds_a_round(labs, execution, _SAMPLE_ROUNDS)
     except Exception:
         took = 1.0
@@ -242,12 +242,19 @@ def try_out(experiments: Sequence[Experiment], execution: Execution) -> Measured
 
 
 def _seconds_by_few(lab: Lab, execution: Execution, shelf: Shelf) -> float:
-    """Seconds a round, reckoned from one with a batch a client; 0 where they have no more."""
+    """Seconds a round, reckoned from one with a batch a client; 0 where they have no more, or cannot have less."""
     experiment = lab.experiment
     few, there = experiment.clients * experiment.batch_size, int(lab.population.sizes.sum())
     if few >= there:
         return 0.0
-    small = Lab(experiment.replace(examples=few), execution, shelf)
+    try:
+        small = Lab(experiment.replace(examples=few), execution, shelf)
+    except ValueError:  # a partition that needs more examples
+        return 0.0
+    if on_gpu(execution.device):
+        _seconds_a_round(
+            [small], execution, 1
+        )  # starting the card and compiling kernels are no part of a round
     return _seconds_a_round([small], execution, 1) * there / few
 
 

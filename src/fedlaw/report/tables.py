@@ -91,7 +91,7 @@ def _table(
             missing |= not all(place.finished for place in places)
             # a cell that the sweep skips has nothing to be compared with
             entries.append(entry(places, name, look({**same, **every}, name) if places else None))
-        # Of a rule that tells nobody apart there is no recall, whatever is still run: no row of dashes then.
+        # A rule that tells nobody apart has no recall: no row of dashes once all its runs are there.
         says = any(each.mean is not None or each.published is not None for each in entries)
         if any(each.runs for each in entries) and (says or missing):
             made.append((tuple(words(axis, label) for axis, label in at.items()), entries))

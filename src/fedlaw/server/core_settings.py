@@ -53,8 +53,8 @@ class CoreSettings:
             median, less than this share of it left, and whoever would be left out is as far below everybody
             else. 0: it never does.
         fade_rounds: own answered rounds that this takes the mean cosine of, and rounds in a row that it must hold.
-        quiet: where, at the freeze, the core's own median windowed cosine is under this, the rounds decide in which
-            the median of its recent ones (over `fade_rounds`) was not. -1: the last rounds always do.
+        quiet: a judged round is quiet where the core's own median cosine, of means over `fade_rounds`, is under
+            this. Where that of its windows is, too, at the freeze, the other rounds decide. -1: no round is.
         threshold: windowed cosine above which a client outside the core is admitted at the freeze.
         two_groups: where the clients fall into two groups that are this far apart (the difference of their mean
             cosines over the sum of their deviations), and the lower one is below zero on average, nobody of it is

@@ -25,19 +25,19 @@ def decided(judge: CoreSettings, state: CoreState) -> tuple[Tensor, Tensor]:
     """Who is a member at the freeze (..., n), and what the core's word is worth: its own median cosine (...).
 
     A core whose own median member points away from what it wants next has nothing left to judge by: its window
-    holds drift, which takes honest clients as far as any. Then the rounds decide in which it had something, unless
-    there were hardly any.
+    holds drift, which takes honest clients as far as any. Then the other rounds decide, in which it had something;
+    of a client that was there in too few of them, all of its rounds.
     """
     window = windowed_mean(state.cosines, judge.window or 1)
     own = masked_median(window, state.core & ~window.isnan())
-    told = ~state.quiet & ~state.cosines.isnan().all(-1, keepdim=True)
-    adrift = (own < judge.quiet) & (told.sum(-2).squeeze(-1) >= judge.too_good_to)
-    void = state.quiet & adrift.unsqueeze(-1).unsqueeze(-1)
+    others = (~state.quiet & ~state.cosines.isnan()).sum(-2, keepdim=True)
+    adrift = (own < judge.quiet).unsqueeze(-1).unsqueeze(-1)
+    void = state.quiet & adrift & (others >= judge.too_good_to)
     return admitted(judge, replace(state, cosines=torch.where(void, torch.nan, state.cosines)))[0], own
 
 
 def is_quiet(judge: CoreSettings, state: CoreState) -> Tensor:
-    """(...) bool: whether the core that was asked in this round has nothing to judge by, as `decided` says."""
+    """(...) bool: whether the core has nothing to judge by at present, as `decided` says."""
     recent = windowed_mean(state.cosines, judge.fade_rounds)
     return masked_median(recent, state.core & (state.excluded == 0) & ~recent.isnan()) < judge.quiet
 

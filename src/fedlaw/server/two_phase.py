@@ -293,8 +293,8 @@ def preset(name: str) -> Published | Core:
     updates clipped to the median norm. It has to be told the share of attackers.
     `hardened`: core judging with a block of equal losses counted once, only the very well aligned too good to be
     true, an appeal from a core that was taken, no freeze by a core that has just changed, an end as soon as
-    nothing is left to judge by, a verdict by the rounds before where that came unnoticed, and by groups where there
-    are two, and afterwards more weight, for a while, for those who had none. It is told nothing.
+    nothing is left to judge by, a verdict by groups where there are two, without the last rounds where the core had
+    nothing to judge by in them, and afterwards more weight, for a while, for those who had none. Told nothing.
 
     >>> type(preset("hardened")).__name__
     'Core'
