@@ -28,6 +28,8 @@ GENERATED: dict[str, Callable[..., str]] = {
     "distances": reproduced.distances,
     "nearness": reproduced.nearness,
     "told_apart": reproduced.told_apart,
+    "behind": reproduced.behind,
+    "by_round": reproduced.by_round,
     "commands": commands.commands,
     "api": api.api,
 }

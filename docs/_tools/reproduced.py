@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from fedlaw.report.cells import Found, collect
+from fedlaw.report.charts import chart
 from fedlaw.report.tables import markdown, tables
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -67,6 +68,41 @@ def nearness(store: str, name: str) -> str:
         for method, far in rows.items()
         if far
     ]
+    return "\n".join(lines)
+
+
+def behind(store: str, name: str, seed: str = "0") -> str:
+    """How far each method is behind the best of all in the same setting, over all settings, with one seed."""
+    accuracy: dict[str, dict[tuple[object, ...], float]] = {}
+    for place in _sweep(store, name).places:
+        at, info = place.labels, place.info
+        if place.finished and info and str(info.description["seed"]) == seed and at["malicious"]:
+            setting = (at["attack"], at["q"], at["malicious"])
+            accuracy.setdefault(at["method"], {})[setting] = 100 * info.summary["test_accuracy"]
+    accuracy.pop("Oracle", None)
+    best = {each: max(rows[each] for rows in accuracy.values()) for each in accuracy["FedLAW"]}
+    lines = ["| method | mean | at most | settings in which over 2 |", "|---|---|---|---|"]
+    far = {method: [best[each] - value for each, value in rows.items()] for method, rows in accuracy.items()}
+    for method, points in sorted(far.items(), key=lambda row: fmean(row[1])):
+        over = f"{sum(each > 2 for each in points)} of {len(points)}"
+        lines.append(f"| {method} | {fmean(points):.1f} | {max(points):.1f} | {over} |")
+    return "\n".join(lines)
+
+
+def by_round(store: str, name: str, *rounds: str) -> str:
+    """The curves that a sweep shows, in thousandths, at some of their rounds; published ones beside ours."""
+    found = _sweep(store, name)
+    show = next(show for show in found.sweep.show if show["kind"] == "curves")
+    made = chart(found, show, RESULTS / f"{store}.sqlite")
+    head = [show["lines"], "", *(f"round {each}" for each in rounds)]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for panel in made.panels if made else []:
+        for line in panel.lines:
+            at = {x: (y, spread) for x, y, spread in zip(line.x, line.y, line.spread, strict=True)}
+            cells = [at.get(float(each)) for each in rounds]
+            shown = ["-" if each is None else f"{1000 * each[0]:.2f} ± {1000 * each[1]:.2f}" for each in cells]
+            label, _, published = line.name.partition(", ")
+            lines.append(f"| {label} | {published or panel.title} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
 
 
