@@ -100,7 +100,9 @@ def by_round(store: str, name: str, *rounds: str) -> str:
         for line in panel.lines:
             at = {x: (y, spread) for x, y, spread in zip(line.x, line.y, line.spread, strict=True)}
             cells = [at.get(float(each)) for each in rounds]
-            shown = ["-" if each is None else f"{1000 * each[0]:.2f} ± {1000 * each[1]:.2f}" for each in cells]
+            shown = [
+                "-" if each is None else f"{1000 * each[0]:.2f} ± {1000 * each[1]:.2f}" for each in cells
+            ]
             label, _, published = line.name.partition(", ")
             lines.append(f"| {label} | {published or panel.title} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
