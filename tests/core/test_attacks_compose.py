@@ -24,6 +24,7 @@ from fedlaw.attacks import (
     Scale,
     Schedule,
     Split,
+    Turns,
     View,
     describe,
     double,
@@ -210,6 +211,18 @@ def test_sleeper_wakes_after_its_rounds() -> None:
     assert sleeper("flip").poisons_data
 
 
+def test_turns_are_taken_by_all_at_once_and_begin_with_the_good_ones() -> None:
+    attack = Turns("ipm", honest=2, lasting=3)
+    acting = [bool(attack.acting(k, FLEET).any()) for k in range(1, 11)]
+    assert acting == [False, False, True, True, True] * 2
+    assert torch.equal(attack.acting(3, FLEET), FLEET)
+    assert torch.equal(Turns("ipm", honest=0).acting(1, FLEET), FLEET)
+    assert bool(Turns(Schedule("ipm", share=0.5), honest=0).acting(1, FLEET).any())
+    assert Turns("flip").poisons_data
+    with pytest.raises(ValueError, match="lasting must be"):
+        Turns(lasting=0)
+
+
 @pytest.mark.parametrize("rho", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("ddof", [0, 1])
 def test_forged_losses(rho: float, ddof: int) -> None:
@@ -284,6 +297,7 @@ def test_parse_leaves_its_argument_alone() -> None:
         double(persistent=(True, False), rounds=(3, 4)),
         mimic_misaligned(rho=1.0),
         sleeper(attacks.OptimizedLIE(evaluations=4), rounds=3),
+        Turns(attacks.OptimizedLIE(evaluations=4), lasting=2),
     ],
 )
 def test_round_trip_of_nested_attacks(attack: Attack) -> None:

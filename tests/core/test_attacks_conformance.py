@@ -207,6 +207,7 @@ def test_the_names_users_know() -> None:
         "optimized_ipm",
         "scale",
         "sleeper",
+        "turns",
         "schedule",
         "split",
         "forge_loss",

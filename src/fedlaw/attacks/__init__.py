@@ -1,7 +1,7 @@
 """Attacks: on data, on updates, on losses, and their schedules."""
 
 from fedlaw.attacks.base import Attack, Forged, View, create, ranks, registry
-from fedlaw.attacks.compose import ForgeLoss, Scale, Schedule, Split
+from fedlaw.attacks.compose import ForgeLoss, Scale, Schedule, Split, Turns
 from fedlaw.attacks.crowd import IPM, LIE, Mimic, noisy_lie, stealth_bound
 from fedlaw.attacks.data import Backdoor, Honest, LabelFlip, RandomLabels, TargetedBackdoor, success_rate
 from fedlaw.attacks.optimized import OptimizedIPM, OptimizedLIE
@@ -35,6 +35,7 @@ __all__ = [
     "Schedule",
     "Split",
     "TargetedBackdoor",
+    "Turns",
     "View",
     "create",
     "describe",

@@ -106,6 +106,35 @@ class Schedule(_Wrapper):
         return _rounded(self.share, crew)
 
 
+@registry.register("turns")
+@dataclass(frozen=True)
+class Turns(_Wrapper):
+    """Honest for some rounds, an attack for some, and so on: a mean over many rounds hardly shows it.
+
+    Settings:
+        attack: what they do in their rounds (an attack, a name, or a mapping).
+        honest: rounds of good behaviour at a time, the first ones too.
+        lasting: rounds of the attack at a time.
+
+    >>> fleet = torch.tensor([True, False])
+    >>> [k for k in range(1, 12) if Turns(honest=3, lasting=2).acting(k, fleet).any()]
+    [4, 5, 9, 10]
+    """
+
+    honest: int = 5
+    lasting: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("honest", self.honest, low=0)
+        check_integer("lasting", self.lasting, low=1)
+
+    def acting(self, round: int, malicious: Tensor) -> Tensor:
+        if (round - 1) % (self.honest + self.lasting) < self.honest:
+            return torch.zeros_like(malicious)
+        return self.attack.acting(round, malicious)
+
+
 @registry.register("split")
 @dataclass(frozen=True)
 class Split(Attack):
