@@ -108,12 +108,16 @@ def found(store: Path, runs: dict[str, Experiment]) -> dict[str, Any]:
     return named
 
 
-def read(file: Path) -> Iterator[Recording]:
+def read(file: Path, whole: bool = True) -> Iterator[Recording]:
     """The runs of a results file, or of a CSV and of the .npz beside it.
 
-    Those that ended early are left aside, unless all of a group did; then they say less of rules that end later.
+    `whole`: those that ended early are left aside, unless all of a group did; then they say less of rules that end
+    later.
     """
     runs = list(_read_store(file) if file.suffix == ".sqlite" else _read_csv(file))
+    if not whole:
+        yield from runs
+        return
     for group in dict.fromkeys(each.group for each in runs):
         alike = [each for each in runs if each.group == group]
         judged = max(each.judged for each in alike)
@@ -179,7 +183,8 @@ def main() -> None:
                 [experiment], store=given.store, execution=execution, resume=True, callbacks=[progress]
             )
     if given.files:
-        table = (outvoted if given.outvoted else tried)([each for file in given.files for each in read(file)])
+        recordings = [each for file in given.files for each in read(file, whole=not given.outvoted)]
+        table = (outvoted if given.outvoted else tried)(recordings)
         print(table.to_string(float_format="{:.3f}".format))
 
 

@@ -13,7 +13,9 @@ import pandas as pd
 import torch
 
 from fedlaw.server import preset
-from fedlaw.server.core_math import two_groups
+from fedlaw.server.core_appeal import OUTVOTED_ROUNDS
+from fedlaw.server.core_math import lowest_mean, lowest_rounds, two_groups
+from fedlaw.server.core_verdict import WORST_SHARE
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,30 @@ def recent(cosines: Any, k: int) -> Any:
 
 def apart(cosines: Any, end: int) -> Any:
     """Who belongs to a group of its own that is against the core, as the preset sees it."""
-    return lower(cosines, end, max(JUDGE.too_good_to, int(np.ceil(JUDGE.two_groups_share * end - 1e-9))))
+    window = max(JUDGE.too_good_to, int(np.ceil(JUDGE.two_groups_share * end - 1e-9)))
+    by_worst, alive = lowest(cosines, end, window), ~np.isnan(cosines[end - 1])
+    below = lower(cosines, end, by_worst)
+    peaks = np.nanmax([recent(cosines, k) for k in range(RECENT, end + 1)], axis=0)
+    margin = JUDGE.fade * np.median(peaks[alive & (peaks > 0)]) if (peaks > 0).any() else 0.0
+    if below.any():
+        highest = by_worst[below].max()
+        below &= highest < 0 and by_worst[alive & ~below].min() - highest > margin
+    return below | lower(cosines, end, windowed(cosines, end, window))
 
 
-def lower(cosines: Any, end: int, window: int) -> Any:
-    """Who is in the lower of two groups, and it below zero, by the mean cosines of a window."""
+def windowed(cosines: Any, end: int, window: int) -> Any:
+    return np.nanmean(cosines[max(0, end - window) : end], axis=0)
+
+
+def lowest(cosines: Any, end: int, window: int) -> Any:
+    return lowest_mean(torch.tensor(cosines[:end]), window, WORST_SHARE).numpy()
+
+
+def lower(cosines: Any, end: int, mean: Any) -> Any:
+    """Who is in the lower of two groups, and it below zero, by these mean cosines."""
     n, alive = len(cosines[0]), ~np.isnan(cosines[end - 1])
-    mean = torch.tensor(np.nanmean(cosines[max(0, end - window) : end], axis=0))
     room = torch.tensor([JUDGE.most_out(n) - int((~alive).sum())])
-    gap, low, below = two_groups(mean, torch.tensor(alive), JUDGE.group(n), room)
+    gap, low, below = two_groups(torch.tensor(mean), torch.tensor(alive), JUDGE.group(n), room)
     return below.numpy() & (float(gap) >= JUDGE.two_groups) & (float(low) < 0)
 
 
@@ -133,7 +150,7 @@ def faded(
         before = outside | known
         if k < FIRST or lasting < RECENT:
             return False
-        unsettled = same < RECENT or (lower(cosines, k, RECENT) & inside).any()
+        unsettled = same < RECENT or (lower(cosines, k, recent(cosines, k)) & inside).any()
         if settled and unsettled and lasting < 3 * judged // 8:
             return False
         if not clear or not outside.any() or (groups and apart(cosines, k).any()):
@@ -156,25 +173,30 @@ RULES: dict[str, Callable[[Any, int], Callable[[int], bool]]] = {
 
 
 def outvoted(recordings: list[Recording]) -> pd.DataFrame:
-    """Runs in which most clients were against the core in one body, for how many rounds, and who they were."""
+    """Runs in which most clients were against the core in one body, from which round on, and who they were."""
     rows = []
     for recording in recordings:
-        cosines, n = recording.cosines, len(recording.malicious)
-        found, honest = 0, 1.0
+        cosines, n = torch.tensor(recording.cosines), len(recording.malicious)
+        found, first, honest = 0, np.nan, np.nan
         for k in range(JUDGE.appeal_window, len(cosines) + 1):
-            alive, mean = ~np.isnan(cosines[k - 1]), recent(cosines, k)
+            alive = ~cosines[k - 1].isnan()
+            window = 3 * recording.judged // 8
+            mean = lowest_rounds(cosines[:k], alive, window, OUTVOTED_ROUNDS)
             room = torch.tensor([JUDGE.most_out(n) - int((~alive).sum())])
-            distance, _, upper = two_groups(torch.tensor(-mean), torch.tensor(alive), JUDGE.group(n), room)
-            high, low = mean[upper.numpy()], mean[alive & ~upper.numpy()]
-            if float(distance) < JUDGE.two_groups or len(low) < n - JUDGE.most_out(n) or high.mean() <= 0:
+            distance, above, upper = two_groups(-mean, alive, JUDGE.group(n), room)
+            below = alive & ~upper
+            if not bool(upper.any()) or int(below.sum()) < n - JUDGE.most_out(n) or float(above) >= 0:
                 continue
-            if low.max() < -JUDGE.appeal_gap and high.min() - low.max() > JUDGE.appeal_gap:
-                found += 1
-                honest = min(honest, float((~recording.malicious)[alive & ~upper.numpy()].mean()))
-        rows.append((recording.group, recording.attack, 1, found > 0, found, honest))
-    names = ["runs", "attack", "recorded", "outvoted", "rounds at most", "honest among them, at least"]
+            low, gap = mean[below], float(mean[upper].min() - mean[below].max())
+            clear = float(low.max()) < 0 and float(low.mean()) < -JUDGE.appeal_gap < JUDGE.appeal_gap < gap
+            if clear and float(distance) >= JUDGE.two_groups:
+                found, first = 1, k
+                honest = float((~recording.malicious)[below.numpy()].mean())
+                break
+        rows.append((recording.group, recording.attack, 1, found, first, honest))
+    names = ["runs", "attack", "recorded", "outvoted", "first in round", "honest among them, at least"]
     table = pd.DataFrame(rows, columns=names).groupby(["runs", "attack"], sort=False)
-    how = dict(zip(names[2:], ["sum", "sum", "max", "min"], strict=True))
+    how = dict(zip(names[2:], ["sum", "sum", "min", "min"], strict=True))
     return table.agg(how)
 
 

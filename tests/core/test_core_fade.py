@@ -56,10 +56,12 @@ def test_a_signal_that_lasts_changes_nothing():
     assert torch.equal(plain.params, fading.params)
 
 
-def spoken(levels, apart=0.0, **settings):
+def spoken(levels, apart=0.0, assembly=None, **settings):
     """A judge, and its state after every round; everybody has the cosine that `levels` says, and `apart` of it."""
     settings = {"fade": 0.2, "fade_rounds": 2, "judged_rounds": 40, "window": 15} | settings
     judge, state = halfway(settings, rounds=60)
+    if assembly is not None:
+        state = replace(state, assembly=assembly[: len(state.assembly)])
     nothing = torch.full_like(state.cosines, torch.nan)
     seats = torch.arange(30) >= 13
     state = replace(state, cosines=nothing, judged=torch.tensor(0), core=seats, scored=0 * state.scored)
@@ -71,6 +73,19 @@ def spoken(levels, apart=0.0, **settings):
             judge, replace(state, cosines=cosines, judged=state.judged + 1, scored=scored, asked=scored)
         )
         yield judge, state
+
+
+@pytest.mark.parametrize(
+    ("wanted", "against", "ends"),
+    [(0.3, 0, 40), (0.02, 0, 23), (0.3, 5, 23)],
+    ids=["core", "both", "against"],
+)
+def test_where_nobody_is_left_out_everybodys_direction_must_have_faded_too(wanted, against, ends):
+    """A core that loses its hold falls silent for a while, with nobody against it yet."""
+    apart = torch.where(torch.arange(30) < against, -0.6, 0.0)
+    everybody = torch.full((40 + 25, 30), wanted, dtype=torch.float64)
+    *_, (_, state) = spoken([0.5] * 20 + [0.05] * 4, apart, appeal_gap=0.15, assembly=everybody)
+    assert int(state.until) == ends
 
 
 def test_judging_ends_when_little_has_been_left_for_long_enough():

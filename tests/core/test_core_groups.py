@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlaw.server import Status
-from fedlaw.server.core_math import caught_up, two_groups
+from fedlaw.server.core_math import caught_up, lowest_mean, lowest_rounds, two_groups
 from fedlaw.server.core_verdict import admitted, against
 from tests.core.test_core_appeal import halfway
 from tests.core.test_core_judging import Crowd, inverse, make, sit
@@ -70,6 +70,70 @@ def test_a_group_below_zero_is_left_out_however_small_cosines_are(scale):
         assert judge.threshold < levels.min()
         assert bool(admitted(replace(judge, two_groups=0.0), state)[0].all())
     assert admitted(judge, state)[0].tolist() == [i >= 10 for i in range(30)]
+
+
+def turning(share, gap):
+    """Ten of 30 as good as the others, but in a share of the rounds as far below zero as otherwise above it."""
+    judge, state = sitting(np.full(30, 0.3), fade=0.2)
+    rounds = torch.arange(len(state.cosines)) * share % 1 < share
+    turns = rounds.unsqueeze(-1) & (torch.arange(30) < 10)
+    peaks = torch.full((30,), 0.3, dtype=torch.float64)
+    return judge, replace(state, cosines=torch.where(turns, -gap, 0.0) + state.cosines, peaks=peaks)
+
+
+def test_a_group_that_is_against_the_core_in_some_rounds_is_left_out():
+    judge, state = turning(0.4, gap=0.6)
+    assert admitted(judge, state)[0].tolist() == [i >= 10 for i in range(30)]
+    assert float(state.cosines.nanmean(0)[:10].min()) > 0  # by their mean they are with it
+    far = replace(state, peaks=torch.full((30,), 5.0, dtype=torch.float64))
+    assert bool(
+        admitted(judge, far)[0].all()
+    )  # nearer to the others than a fifth of what once was the signal
+    assert not bool(against(*turning(0.4, gap=0.2)).any())  # never below zero
+
+
+@given(st.integers(0, 10**6), st.integers(6, 12), st.floats(0.1, 1), st.integers(1, 14))
+def test_the_lowest_of_each_clients_last_rounds_by_sorting_them(seed, rounds, share, window):
+    rng = np.random.default_rng(seed)
+    record = np.where(rng.random((rounds, 5)) < 0.2, np.nan, rng.normal(size=(rounds, 5)))
+    record[0] = 0.0
+    found = lowest_mean(torch.tensor(record), window, share)
+    for i in range(5):
+        spoken = record[~np.isnan(record[:, i]), i][-window:]
+        few = int(np.ceil(len(spoken) * share - 1e-9))
+        assert float(found[i]) == pytest.approx(np.sort(spoken)[:few].mean(), abs=1e-12)
+
+
+@given(st.integers(0, 10**6), st.integers(3, 12), st.integers(1, 4), st.integers(1, 14))
+def test_the_rounds_in_which_most_stood_lowest_by_trying_each(seed, rounds, times, window):
+    rng = np.random.default_rng(seed)
+    record, compared = rng.normal(size=(rounds, 7)), rng.random(7) < 0.8
+    record[rng.random((rounds, 7)) < 0.3] = np.nan
+    record[:, 0], compared[0] = rng.normal(size=rounds), True
+    last = record[-window:]
+    answers = (~np.isnan(last[:, compared])).sum() / len(last)
+    few = int(np.ceil(times * compared.sum() / answers - 1e-9))
+    medians = [np.nanmedian(row[compared]) for row in last]
+    chosen = last[np.argsort(medians, kind="stable")[:few]]
+    found = lowest_rounds(torch.tensor(record), torch.tensor(compared), window, times)
+    if len(last) < few:
+        assert bool(found.isnan().all())
+        return
+    for i in np.flatnonzero(compared):
+        said = chosen[~np.isnan(chosen[:, i]), i]
+        assert float(found[i]) == pytest.approx(said.mean() if len(said) else np.nan, abs=1e-12, nan_ok=True)
+
+
+def test_a_group_stands_apart_where_it_is_cut_and_is_below_zero_as_a_whole():
+    """A few far below, a wide gap elsewhere, honest clients in between: nobody is left out for their company."""
+    rng = np.random.default_rng(0)
+    judge, state = sitting(np.zeros(30), fade=0.2)
+    rows = 0.5 + 0.1 * rng.normal(size=(len(state.cosines), 30))
+    bad = np.concatenate([np.full(3, -2.0), np.linspace(0.22, 0.33, 10), np.linspace(0.5, 0.6, 17)])
+    rows[::3] = bad + 0.005 * rng.normal(size=(len(rows[::3]), 30))
+    peaks = torch.full((30,), 0.5, dtype=torch.float64)
+    out = against(judge, replace(state, cosines=torch.tensor(rows), peaks=peaks))
+    assert not bool(out[3:].any())
 
 
 def test_a_group_above_zero_is_let_in():

@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from fedlaw.server import Status
 from fedlaw.server.core_appeal import appeal
 from tests.core.test_core_appeal import halfway
 from tests.core.test_core_judging import Crowd, drive, make
+
+FIRST = np.arange(30) < 17
 
 
 def appealed(everybody, core=0.2, rounds=20, **settings):
@@ -18,7 +21,9 @@ def appealed(everybody, core=0.2, rounds=20, **settings):
     everybody, core = (torch.as_tensor(x, dtype=torch.float64).expand(30) for x in (everybody, core))
     heard = (torch.arange(len(state.cosines)) < judge.appeal_window - 1).unsqueeze(-1)
     record = {"assembly": everybody, "cosines": core}
-    state = replace(state, **{name: torch.where(heard, each, torch.nan) for name, each in record.items()})
+    record_so_far = {name: torch.where(heard, each, torch.nan) for name, each in record.items()}
+    seated = core.argsort(descending=True, stable=True).argsort() < 17
+    state = replace(state, core=seated, **record_so_far)
     for k in range(1, rounds + 1):
         row = int(heard.sum()) + k - 1
         now = {name: getattr(state, name).clone() for name in record}
@@ -36,13 +41,12 @@ def parted(distance, spread):
     return np.concatenate([lower - 0.6 * distance, upper + 0.4 * distance])
 
 
-def test_the_clearer_most_are_against_the_core_the_sooner_an_appeal_is_granted():
-    just, clear, clearest = (appealed(np.zeros(30), -0.2 - parted(d, 0.2)[::-1]) for d in (0.8, 0.9, 1.0))
-    assert 10 > just > clear > clearest == 3
-    assert appealed(np.zeros(30), -0.2 - parted(4.0, 0.2)[::-1]) == 3  # however clear
-    assert (
-        appealed(parted(0.6, 0.2)) == appealed(parted(2.0, 0.2)) == 10
-    )  # by everybody's direction it takes its time
+def test_an_outvoted_core_is_not_waited_for_and_everybodys_direction_is_given_its_time():
+    against = -0.2 - parted(1.0, 0.15)[::-1]
+    assert appealed(np.zeros(30), against) == 1
+    assert appealed(parted(0.6, 0.2)) == appealed(parted(2.0, 0.2)) == 10
+    assert appealed(np.zeros(30), against + 0.8) is None  # two groups, the lower one not below zero
+    assert appealed(np.zeros(30), 0.2 * against) is None  # nor far enough below it
 
 
 def test_a_gap_among_clients_that_lie_far_and_wide_is_not_a_division():
@@ -56,6 +60,143 @@ def test_no_appeal_from_a_core_that_divides_nor_by_a_division_above_zero():
     core = np.where(np.arange(30) < 12, -0.1, 0.1) + 0.03 * np.linspace(-1, 1, 30)
     assert appealed(parted(1.0, 0.2), core) is None
     assert appealed(parted(1.0, 0.2) + 0.7) is None
+
+
+def judged_by(cosines, core=FIRST):
+    """In which round of these cosines (rounds, 30) a new core is seated, and the state then; None: in none."""
+    settings = {"appeal_gap": 0.15, "two_groups": 2.2, "judged_rounds": 40, "window": 15}
+    judge, state = halfway(settings, rounds=100)
+    state = replace(state, core=torch.as_tensor(core))
+    record = torch.full_like(state.cosines, torch.nan)
+    for k, row in enumerate(np.asarray(cosines)):
+        record[k] = torch.as_tensor(row)
+        now = {"cosines": record, "assembly": record, "judged": torch.tensor(k + 1)}
+        after = appeal(judge, replace(state, **now))
+        if int(after.appeal):
+            return k + 1, after
+    return None, None
+
+
+def in_turns(bad_rounds, rounds=30):
+    """12 of 30 hold the core and lead it astray in some rounds; in the others everybody is for it."""
+    rng = np.random.default_rng(0)
+    good, bad = np.where(np.arange(30) < 12, 0.5, 0.25), np.where(np.arange(30) < 12, 0.5, -0.3)
+    turns = np.isin(np.arange(1, rounds + 1), bad_rounds)[:, None]
+    return np.where(turns, bad, good) + 0.03 * rng.normal(size=(rounds, 30))
+
+
+def test_rounds_in_which_most_are_against_the_core_need_not_be_in_a_row():
+    granted, after = judged_by(in_turns([6, 12, 18, 24]))
+    assert granted == 18
+    assert (after.total / after.decay).argsort()[:12].sort().values.tolist() == list(range(12))
+    assert judged_by(in_turns([6, 18]))[0] is None
+    assert judged_by(in_turns([3, 12, 27]))[0] is None  # no three of them within a window
+
+
+def test_one_bad_round_or_of_everybodys_drift_unseats_nobody():
+    rng = np.random.default_rng(1)
+    drift = 0.3 + 0.15 * rng.normal(size=30) - np.linspace(0, 0.8, 30)[:, None]
+    assert judged_by(drift + 0.03 * rng.normal(size=(30, 30)))[0] is None
+    noisy = in_turns([7]) + 0.2 * rng.normal(size=(30, 30))
+    assert judged_by(noisy)[0] is None
+
+
+def test_who_does_not_hold_the_core_cannot_be_unseated_from_it():
+    """Attackers that do could have it praise the others, and be heard as victims beside a few honest clients."""
+    assert judged_by(in_turns([6, 12, 18]), core=np.arange(30) >= 13)[0] is None
+    few, core = np.arange(30) < 12, np.zeros(30, bool)
+    core[4:21] = True  # 8 of those 12 hold 8 of 17 seats
+    assert judged_by(in_turns([6, 12, 18]), core=core)[0] is None
+    core[3], core[20] = True, False
+    assert judged_by(in_turns([6, 12, 18]), core=core)[0] == 18
+    assert bool(few[core].sum() == 9)
+
+
+def test_where_clients_are_sampled_more_rounds_are_taken_and_most_are_most_of_those_heard():
+    rows = in_turns(range(6, 30), rounds=30)
+    rows[(np.arange(30)[:, None] + np.arange(30)) % 3 > 0] = np.nan  # each client in one round of three
+    granted, after = judged_by(rows)
+    assert granted is not None
+    assert (after.total / after.decay).argsort()[:12].sort().values.tolist() == list(range(12))
+
+
+def test_silence_in_the_rounds_that_decide_is_no_fresh_start():
+    rows = in_turns([6, 12, 18])
+    rows[[5, 11, 17], 0] = np.nan
+    granted, after = judged_by(rows)
+    score = after.total / after.decay
+    assert granted == 18
+    assert float(after.decay[0]) == pytest.approx(20)
+    assert float(score[0]) == float(score.min())
+
+
+def held(own, usual, others=0.1, rounds=30):
+    """In which round a new core is seated: these cosines of its 17, and of all clients by everybody's direction."""
+    settings = {"appeal_gap": 2.0, "two_groups": 2.2, "judged_rounds": 40, "window": 15, "fade": 0.2}
+    judge, state = halfway(settings, rounds=100)
+    rng = np.random.default_rng(0)
+    peaks = torch.full((30,), 0.3, dtype=torch.float64)
+    core, everybody = (torch.full_like(state.cosines, torch.nan) for _ in range(2))
+    for k in range(rounds):
+        core[k] = torch.as_tensor(np.where(FIRST, own, others) + 0.02 * rng.normal(size=30))
+        everybody[k] = torch.as_tensor(usual + 0.02 * rng.normal(size=30))
+        now = {"cosines": core, "assembly": everybody, "judged": torch.tensor(k + 1), "peaks": peaks}
+        state = appeal(judge, replace(state, core=torch.as_tensor(FIRST), **now))
+        if int(state.appeal):
+            return k + 1, state
+    return None, None
+
+
+def test_a_core_that_has_gone_idle_is_replaced_if_everybodys_direction_sets_its_holders_apart():
+    """Its own members want nothing of what it wants, and most clients do want: so it is not theirs."""
+    few = np.arange(30) < 12
+    usual = np.where(few, -0.2, 0.4)
+    granted, after = held(0.0, usual)
+    assert granted == 15  # a whole window
+    assert after.total.argsort()[:12].sort().values.tolist() == list(range(12))
+    assert held(0.12, usual)[0] is None  # the core has something to say
+    assert held(0.0, np.where(few, -0.2, 0.04))[0] is None  # most clients have nothing to say
+    assert held(0.0, np.where(few, 0.1, 0.4))[0] is None  # nobody is against what everybody wants
+    assert held(0.0, np.roll(usual, 18))[0] is None  # those who are do not hold it
+    told = np.where(few, 0.3, -0.1)
+    assert held(told, usual, others=-0.4)[0] is None  # and it has set others apart by itself
+
+
+def test_who_held_the_core_against_most_is_not_back_in_it_after_some_good_rounds():
+    """Scores of the new core weigh as if they had always been these: a window of praise does not outweigh them."""
+    _, after = judged_by(in_turns([6, 12, 18]))
+    score, weight = after.total.clone(), after.decay.clone()
+    assert weight.tolist() == pytest.approx([20.0] * 30)
+    for _ in range(12):
+        score, weight = (
+            0.95 * score + torch.where(torch.arange(30) < 12, 0.4, 0.25),
+            0.95 * weight + 1,
+        )
+    assert float((score / weight)[:12].max()) < float((score / weight)[12:].min())
+
+
+def taking_turns(every, lasting):
+    """12 of 30 that are the easiest to follow in some rounds, and invert in the others."""
+    phases = iter(range(10**6))
+
+    def forge(rows):
+        mean = rows.mean(0)
+        behave = (next(phases) // 2) % every < every - lasting
+        rows[:12] = mean + 0.3 * (rows[:12] - mean) if behave else -rows[:12]
+
+    return forge
+
+
+@pytest.mark.parametrize(("every", "lasting"), [(10, 5), (20, 10), (8, 3)])
+def test_attackers_that_take_turns_are_left_out(every, lasting):
+    crowd = Crowd()
+    settings = {"judged_rounds": 60, "window": 22, "too_good_gap": 2.0, "fade": 0.2}
+    server = make(crowd, rounds=100, appeal_gap=0.15, two_groups=2.2, **settings)
+    forge = taking_turns(every, lasting)
+    while not bool(server.state.frozen):
+        drive(server, *crowd.round(forge))
+    assert {server.statuses()[i][0] for i in range(12)} == {Status.LEFT_OUT}
+    assert {server.statuses()[i][0] for i in range(12, 30)} == {Status.MEMBER}
 
 
 def woken(rounds):
@@ -83,7 +224,7 @@ def test_a_core_that_most_clients_are_against_loses_its_seats_soon():
         assert {server.statuses()[i][0] for i in range(12)} == {Status.LEFT_OUT}
         assert {server.statuses()[i][0] for i in range(12, 30)} == {Status.MEMBER}
         appeals[groups] = int(server.state.appeal)
-    assert 14 < appeals[2.2] < 22 < 25 < appeals[0.0]
+    assert 14 < appeals[2.2] < 20 < 25 < appeals[0.0]
 
 
 def test_most_clients_must_be_against_it_in_one_body():
@@ -98,5 +239,5 @@ def test_most_clients_must_be_against_it_in_one_body():
     half = np.where(np.arange(30) < 14, 0.5, -0.5) + 0.02 * np.linspace(-1, 1, 30)
     assert appealed(np.zeros(30), half) is None  # 16 of 30: fewer than are honest for sure
     most = np.where(np.arange(30) < 12, 0.5, -0.5) + 0.02 * np.linspace(-1, 1, 30)
-    assert appealed(np.zeros(30), most) == 3
+    assert appealed(np.zeros(30), most) == 1
     assert appealed(np.zeros(30), most, two_groups=0.0) is None

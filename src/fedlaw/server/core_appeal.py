@@ -15,22 +15,35 @@ from fedlaw.screening import masked_median
 from fedlaw.server.core_math import (
     CoreState,
     by_count,
+    lowest_rounds,
     rank,
     row_of,
     seats,
     two_groups,
     widest_gap,
     windowed_mean,
+    worst,
 )
 from fedlaw.server.core_settings import CoreSettings
-from fedlaw.server.core_verdict import admitted, against, chasm, fresh, heard, lower_group, may_leave
+from fedlaw.server.core_verdict import (
+    admitted,
+    against,
+    chasm,
+    fresh,
+    heard,
+    idle,
+    lower_group,
+    margin,
+    may_leave,
+    wanted,
+)
 from fedlaw.server.judge import at_least
 
-_APPEAL_ROUNDS = 3  # in a row at least, however clear the case
+OUTVOTED_ROUNDS = 3  # in which most clients stood lowest; more where not all are asked
 
 
 def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
-    """A new core: everybody's direction has long divided the clients and the core's has not, or it is outvoted.
+    """A new core: everybody's direction has long spoken against the old one, or it is outvoted.
 
     A client's own share is left out of its cosine, that of its friends is not: a clique that took the core is
     behind itself, and nobody stands out against it. The direction of all clients belongs to the honest ones as
@@ -38,9 +51,9 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
     Where they do agree on one (gradient attacks), it does not set a minority apart, and the core's does. Unless
     they have the core: then it leads the model astray, and the majority is against it.
 
-    Long is a quarter of the judged rounds: early on everybody's direction is wrong for a while, too. A core that is
-    outvoted is not to be waited for: a round counts as the square of how far apart the groups are, but three rounds
-    it takes however far.
+    Everybody's direction must divide the clients, and the core's must not, for a quarter of the judged rounds:
+    early on it is wrong for a while, too. It need not be so clear where the core has gone idle, if it is held by
+    those whom everybody's direction sets apart over a window. A core that is outvoted is not to be waited for.
     """
     if not judge.appeal_gap:
         return state
@@ -51,30 +64,35 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
     compared = known & _spoken(judge, state.cosines)  # a core that has not spoken yet does not deny anything
     split = partial(chasm, judge, alive, compared)
     divided = split(everybody) > judge.appeal_gap
-    patience = judge.patience(judge.judged_rounds or 0)
-    counts, outvoted = torch.ones_like(state.divided), torch.zeros_like(divided)
+    outvoted, taken, opposed = torch.zeros_like(divided), torch.zeros_like(divided), core
     if judge.two_groups:  # among a few clients that lie far and wide there is always some gap
         one_by_core = ~lower_group(judge, state, core, compared).any(-1)
         divided = divided & lower_group(judge, state, everybody, compared).any(-1) & one_by_core
-        apart, outvoted = _outvoted(judge, state, core, compared)
-        soon = (apart / judge.two_groups).square().clamp(max=patience / _APPEAL_ROUNDS)
-        counts = torch.where(outvoted, soon, counts)
+        taken = _taken(judge, state)
+        opposed = lowest_rounds(state.cosines, compared, judge.window or 1, OUTVOTED_ROUNDS)
+        outvoted = _outvoted(judge, state, opposed, compared)
     else:
         divided = divided & ~(split(core) > judge.appeal_gap / 2)
-    lasting = torch.where(divided | outvoted, state.divided + counts, 0.0)
-    granted = lasting >= patience - 1e-9
+    lasting = torch.where(divided, state.divided + 1, 0)
+    granted = outvoted | taken | (lasting >= judge.patience(judge.judged_rounds or 0))
     anew = granted.unsqueeze(-1)
-    score = torch.where(outvoted.unsqueeze(-1), -core, everybody)
+    score = torch.where(outvoted.unsqueeze(-1), -opposed, everybody)
     told = known & ~score.isnan()
+    # Whoever was seen to hold the core against most is not forgiven for a few rounds of good behaviour, nor is who
+    # kept silent then: the new scores weigh as much as if they had always been these.
+    silent = outvoted.unsqueeze(-1) & alive & ~told
+    score = torch.where(silent, worst(score, told), score)
+    told = told | silent
+    weight = torch.where(outvoted, 1 / max(1 - judge.decay, 1e-3), 1.0).unsqueeze(-1)
     late = torch.clamp(state.judged + (judge.window or 0), max=judge.longest or 0)
     void = granted.unsqueeze(-1).unsqueeze(-1)  # what was said before that core proves nothing
     return replace(
         state,
-        total=torch.where(anew, torch.where(told, score, 0.0), state.total),
-        decay=torch.where(anew, told.to(state.decay.dtype), state.decay),
+        total=torch.where(anew, torch.where(told, weight * score, 0.0), state.total),
+        decay=torch.where(anew, weight * told, state.decay),
         cosines=torch.where(void, torch.nan, state.cosines),
         assembly=torch.where(void, torch.nan, state.assembly),
-        divided=torch.where(granted, 0.0, lasting),
+        divided=torch.where(granted, 0, lasting),
         peaks=torch.where(anew, 0.0, state.peaks),
         faded=torch.where(granted, 0, state.faded),
         appeal=torch.where(granted, state.judged, state.appeal),
@@ -87,21 +105,48 @@ def _spoken(judge: CoreSettings, record: Tensor) -> Tensor:
     return (~record.isnan()).sum(-2) >= judge.appeal_window
 
 
-def _outvoted(judge: CoreSettings, state: CoreState, core: Tensor, compared: Tensor) -> tuple[Tensor, Tensor]:
-    """How far apart two groups are by the core's cosines, and whether the lower one is most clients and against it.
+def _taken(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(...) whether an idle core, which sets nobody apart, is held by those whom everybody's direction does.
 
-    More than may attack are against the core, every one of them and clearly, nobody is between: it is not theirs.
+    Where attackers forge gradients, everybody's direction may become theirs late in training; but a core that is
+    not theirs has told them apart by then.
     """
-    n = core.shape[-1]
-    apart, _, upper = two_groups(-core, compared, judge.group(n), may_leave(judge, state))
+    window = judge.window or 1
+    whole = (~state.assembly.isnan()).any(-1).sum(-1) >= window
+    mean = windowed_mean(state.assembly, window)
+    lower = lower_group(judge, state, mean, _spoken(judge, state.assembly))
+    return whole & idle(judge, state) & _seated(state, lower) & ~against(judge, state).any(-1)
+
+
+def _seated(state: CoreState, group: Tensor) -> Tensor:
+    """(...) whether most of the core's seats are the group's (..., n)."""
+    return 2 * (group & state.core).sum(-1) > state.core.sum(-1)
+
+
+def _outvoted(judge: CoreSettings, state: CoreState, mean: Tensor, compared: Tensor) -> Tensor:
+    """(...) whether most clients are against the core, by these mean cosines (..., n).
+
+    Two groups, and the lower one is larger than may attack: every one of it below zero, together clearly so, and
+    nobody is between them and the others, who hold the core. Then it is not theirs. (If the others did not,
+    attackers that hold it could have it speak for others, and be heard as its victims.)
+    """
+    compared = compared & ~mean.isnan()
+    heard = compared | (state.excluded != 0)
+    apart, above, upper = two_groups(-mean, compared, judge.group(mean.shape[-1]), may_leave(judge, state))
     lower = compared & ~upper
-    above = torch.where(upper, core, torch.inf).amin(-1)
-    below = torch.where(lower, core, -torch.inf).amax(-1)
-    most = upper.any(-1) & (lower.sum(-1) >= n - judge.most_out(n))
-    opposed = (below < -judge.appeal_gap) & (above - below > judge.appeal_gap)
-    favoured = torch.where(upper, core, 0.0).sum(-1) > 0
-    apart = apart.squeeze(-1)
-    return apart, most & opposed & favoured & (apart >= judge.two_groups)
+    count = lower.sum(-1)
+    lowest = torch.where(upper, mean, torch.inf).amin(-1)
+    highest = torch.where(lower, mean, -torch.inf).amax(-1)
+    below = torch.where(lower, mean, 0.0).sum(-1) / count
+    most = count >= seats(heard, judge.attackers_below).squeeze(-1)
+    clear = (highest < 0) & (below < -judge.appeal_gap) & (lowest - highest > judge.appeal_gap)
+    return (
+        most
+        & _seated(state, upper)
+        & clear
+        & (above.squeeze(-1) < 0)
+        & (apart.squeeze(-1) >= judge.two_groups)
+    )
 
 
 def acquit(judge: CoreSettings, state: CoreState) -> CoreState:
@@ -162,24 +207,21 @@ def fade(judge: CoreSettings, state: CoreState) -> CoreState:
     return replace(state, until=until)
 
 
-def margin(judge: CoreSettings, state: CoreState) -> Tensor:
-    """(...) what counts as apart: as much as is left of the median client's peak once it has faded."""
-    return judge.fade * masked_median(state.peaks, (state.excluded == 0) & (state.peaks > 0))
-
-
 def over(judge: CoreSettings, state: CoreState) -> Tensor:
     """(...) bool: whether the signal has faded and the verdict is clear and settled, with nothing open."""
     there = (state.excluded == 0) & heard(judge, state)
     joins, window = admitted(judge, state)
     recent = windowed_mean(state.cosines, judge.fade_rounds)
-    late = joins & lower_group(
-        judge, state, recent, ~recent.isnan()
-    )  # their turn comes when the window moves on
+    # By the last rounds alone they would be out: their turn comes when the window moves on.
+    late = joins & lower_group(judge, state, recent, ~recent.isnan())
     told = there & ~window.isnan()
     lowest = torch.where(told & joins, window, torch.inf).amin(-1)
     highest = torch.where(told & ~joins, window, -torch.inf).amax(-1)
     apart = margin(judge, state)
     clear = (lowest - highest >= apart) | against(judge, state).any(-1)
+    # Nobody out, and yet there is something most clients want: then it is the core that has lost its hold.
+    if judge.appeal_gap:
+        clear = clear & ((there & ~joins).any(-1) | (wanted(judge, state) <= apart))
     clear = clear & (apart > judge.fade * judge.competence) & (state.divided == 0)
     checked = ~(there & (state.scored < judge.too_good_to)).any(-1)
     record = (~state.cosines.isnan()).any(-1).sum(-1)  # rounds; none of those before an appeal or a new start

@@ -21,11 +21,10 @@ class CoreState:
     number of cosines in a client's own rounds of the too-good check. core, members: bool. weights: final ones.
     cosines: c of every judged round, NaN where there was none. burst, burst_rounds, burst_asked: of the refresh
     under way. joining: bursts in a row above the threshold. until: judged rounds at the freeze. assembly: like
-    cosines, with everybody's direction. divided: judged rounds in a row that spoke for a new core (that divided
-    the clients and the core's did not, or most were against the core), each as often as the clients were far
-    apart. appeal: the judged round in which a new core was seated, 0: in none. cores: like cosines, who was in
-    the core. peaks: every client's largest recent mean cosine. faded: judged rounds in a row in which next to
-    nothing was left of them. quiet: (..., J, 1) bool, judged rounds in which the core had nothing to judge by.
+    cosines, with everybody's direction. divided: judged rounds in a row in which that divided the clients and the
+    core's did not. appeal: the judged round in which a new core was seated, 0: in none. cores: like cosines, who
+    was in the core. peaks: every client's largest recent mean cosine. faded: judged rounds in a row in which
+    next to nothing was left of them. quiet: (..., J, 1) bool, those in which the core had nothing to judge by.
     outside, settled: who would be left out if judging ended now, or would have been in a round since the signal
     faded, and for how many judged rounds in a row nobody joined them. given: every client's weights, summed over
     all steps.
@@ -92,6 +91,42 @@ def windowed_mean(cosines: Tensor, window: int | Tensor) -> Tensor:
     from_the_end = there.flip(-2).cumsum(-2).flip(-2)
     inside = there & (from_the_end <= window)
     return torch.where(inside, cosines, 0.0).sum(-2) / inside.sum(-2)
+
+
+def lowest_mean(cosines: Tensor, window: int | Tensor, share: float) -> Tensor:
+    """Mean (..., n) of the lowest `share` of each client's last `window` entries that are not NaN.
+
+    >>> lowest_mean(torch.tensor([[9.0, 1.0], [1.0, 2.0], [-3.0, 3.0], [2.0, 4.0], [0.0, 5.0]]), 4, 0.5)
+    tensor([-1.5000,  2.5000])
+    """
+    there = ~cosines.isnan()
+    inside = there & (there.flip(-2).cumsum(-2).flip(-2) <= window)
+    few = (inside.sum(-2, keepdim=True) * share - 1e-9).ceil()
+    ordered = torch.where(inside, cosines, torch.inf).sort(dim=-2).values
+    place = torch.arange(cosines.shape[-2], device=cosines.device).unsqueeze(-1)
+    return torch.where(place < few, ordered, 0.0).sum(-2) / few.squeeze(-2)
+
+
+def lowest_rounds(cosines: Tensor, compared: Tensor, window: int, times: int) -> Tensor:
+    """Mean (..., n) over the rounds, of the last `window` of cosines (..., J, n), in which most stood lowest.
+
+    By the median client of `compared`. They are as many as it takes to hear each of those `times` times on average;
+    NaN before there were so many, and for a client that answered in none of them.
+
+    >>> record = torch.tensor([[0.3, 0.2, 0.4], [-0.1, -0.3, 0.5], [0.3, 0.1, 0.3], [-0.3, -0.1, 0.7]])
+    >>> lowest_rounds(record, torch.ones(3, dtype=torch.bool), 4, 2)
+    tensor([-0.2000, -0.2000,  0.6000])
+    """
+    there = ~cosines.isnan() & compared.unsqueeze(-2)
+    spoken = there.any(-1)
+    inside = spoken & (spoken.flip(-1).cumsum(-1).flip(-1) <= window)
+    answers = (there & inside.unsqueeze(-1)).sum((-2, -1)) / inside.sum(-1)
+    rounds = (times * compared.sum(-1) / answers - 1e-9).ceil().unsqueeze(-1)
+    median = masked_median(cosines, there)
+    chosen = (rank(torch.where(inside, -median, -torch.inf)) < rounds) & inside
+    counted = chosen.unsqueeze(-1) & there
+    mean = torch.where(counted, cosines, 0.0).sum(-2) / counted.sum(-2)
+    return torch.where(chosen.sum(-1, keepdim=True) == rounds, mean, torch.nan)
 
 
 def cosines(weights: Tensor, along: Tensor, length: Tensor, evidence: Evidence) -> Tensor:

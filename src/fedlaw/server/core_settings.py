@@ -40,25 +40,27 @@ class CoreSettings:
             ceil(too_good_share * n)) to floor(too_good_most * n).
         appeal_gap: width of the gap by which everybody's direction must divide the clients, while the core's does
             not by half of it, for a new core to be seated; 0: the core is never asked to leave. With `two_groups`
-            they must be two groups as well, and one by the core's; or more clients than may attack are, by the
-            core's, farther below zero than that, every one of them.
+            they must be two groups as well, and one by the core's; or the core has gone idle, and is held by the
+            lower of two groups by everybody's direction over a window; or more clients than may attack are, by the
+            core's, a group of their own that is as far below zero, in three rounds of a window, in a row or not.
         appeal_window: own answered rounds whose mean cosines that takes.
-        appeal_share: of the judged rounds, how many in a row that must hold. Where so many are against the core, a
-            round counts as often as the square of how far the groups are apart, in units of `two_groups`.
+        appeal_share: of the judged rounds, how many in a row everybody's direction must divide them.
         turnover: share of the core's seats that may have changed hands in the last half window at the freeze; with
             more, judging starts again. 1: any.
         acquittal: share of the judged rounds after which, once, judging ends if nobody is against the core: no
             client's mean cosine over the last third of a window is under zero. 0: it never ends early.
         fade: judging ends, before its rounds are over, when the s clients that kept most of their peak have, in the
             median, less than this share of it left, and whoever would be left out is as far below everybody
-            else. 0: it never does.
+            else; with an appeal, where nobody would be, also everybody's direction must mean as little to most
+            clients. 0: it never does.
         fade_rounds: own answered rounds that this takes the mean cosine of, and rounds in a row that it must hold.
         quiet: a judged round is quiet where the core's own median cosine, of means over `fade_rounds`, is under
             this. Where that of its windows is, too, at the freeze, the other rounds decide. -1: no round is.
         threshold: windowed cosine above which a client outside the core is admitted at the freeze.
         two_groups: where the clients fall into two groups that are this far apart (the difference of their mean
             cosines over the sum of their deviations), and the lower one is below zero on average, nobody of it is
-            admitted from outside the core. 0: the threshold alone decides.
+            admitted from outside the core. By the worst quarter of each client's rounds they may, too, with a gap
+            of `fade` peaks: attackers that take turns with good behaviour. 0: the threshold alone decides.
         two_groups_share: of a client's judged rounds, how many of the last ones that takes the mean cosine of.
         presence: share of the judged rounds it was asked in that a client must have been scored in.
         quorum: share of the core that must answer, or the round is skipped.

@@ -8,8 +8,18 @@ import torch
 from torch import Tensor
 
 from fedlaw.screening import masked_median
-from fedlaw.server.core_math import CoreState, row_of, seats, two_groups, widest_gap, windowed_mean
+from fedlaw.server.core_math import (
+    CoreState,
+    lowest_mean,
+    row_of,
+    seats,
+    two_groups,
+    widest_gap,
+    windowed_mean,
+)
 from fedlaw.server.core_settings import CoreSettings
+
+WORST_SHARE = 0.25  # of a client's rounds: its worst, by which a group may stand apart, too
 
 
 def admitted(judge: CoreSettings, state: CoreState) -> tuple[Tensor, Tensor]:
@@ -42,6 +52,23 @@ def is_quiet(judge: CoreSettings, state: CoreState) -> Tensor:
     return masked_median(recent, state.core & (state.excluded == 0) & ~recent.isnan()) < judge.quiet
 
 
+def wanted(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(...) what everybody's direction still means to most clients: the median of their recent cosines with it."""
+    mean = windowed_mean(state.assembly, judge.appeal_window)
+    return masked_median(mean, (state.excluded == 0) & ~mean.isnan())
+
+
+def idle(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(...) bool: whether the core's own members want next to nothing of what it wants, while most clients do want.
+
+    A core of honest clients is content, too, once it has learned what it knows; then so are most clients.
+    """
+    core = windowed_mean(state.cosines, judge.appeal_window)
+    own = masked_median(core, state.core & (state.excluded == 0) & ~core.isnan())
+    usual = wanted(judge, state)
+    return (own < judge.fade * usual) & (usual > margin(judge, state))
+
+
 def heard(judge: CoreSettings, state: CoreState) -> Tensor:
     """(..., n) bool: who answered often enough to be a member."""
     return (state.scored >= judge.presence * state.asked) & (state.scored > 0)
@@ -52,11 +79,28 @@ def against(judge: CoreSettings, state: CoreState) -> Tensor:
 
     How large cosines are depends on the model and the data, and so does how far below zero attackers lie; that they
     are a group of their own does not. Honest clients are one, however wide.
+
+    Whoever attacks in some rounds and is as good as others in the rest has a mean like theirs. So a group may also
+    stand apart by each client's worst rounds; then all of it must be below zero, with a gap above.
     """
     spoken = (~state.cosines.isnan()).sum(-2, keepdim=True)
     window = (spoken * judge.two_groups_share - 1e-9).ceil().clamp(min=judge.too_good_to)
-    mean = windowed_mean(state.cosines, window)
-    return lower_group(judge, state, mean, spoken.squeeze(-2) >= judge.too_good_to)
+    told = spoken.squeeze(-2) >= judge.too_good_to
+    lower = lower_group(judge, state, windowed_mean(state.cosines, window), told)
+    if not judge.fade:
+        return lower
+    worst = lowest_mean(state.cosines, window, WORST_SHARE)
+    below = lower_group(judge, state, worst, told)
+    others = told & (state.excluded == 0) & ~below
+    highest = torch.where(below, worst, -torch.inf).amax(-1)
+    apart = torch.where(others, worst, torch.inf).amin(-1) - highest > margin(judge, state)
+    return lower | below & ((highest < 0) & apart).unsqueeze(-1)
+
+
+def margin(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(...) what counts as apart: as much as is left of the median client's peak once it has faded."""
+    peaks = masked_median(state.peaks, (state.excluded == 0) & (state.peaks > 0))
+    return judge.fade * peaks.nan_to_num()
 
 
 def lower_group(
