@@ -121,8 +121,8 @@ def read(file: Path, whole: bool = True) -> Iterator[Recording]:
     for group in dict.fromkeys(each.group for each in runs):
         alike = [each for each in runs if each.group == group]
         judged = max(each.judged for each in alike)
-        whole = [each for each in alike if len(each.cosines) >= judged]
-        yield from whole or alike
+        complete = [each for each in alike if len(each.cosines) >= judged]
+        yield from complete or alike
 
 
 def _read_csv(file: Path) -> Iterator[Recording]:
