@@ -4,8 +4,8 @@
 
 Every run of core judging by groups in a results file that keeps cosines is judged again, round by round, by the
 functions that judge a run. Printed is how many runs there are of each attack, in how many of them judging ends in
-the round in which it ended, and in how many the same clients are left out. Exclusions are taken from the record. Not
-on record are losses, which count a thirtieth, so that the core's seats may differ by some, and cosines with
+the round in which it ended, and in how many the same clients are left out. Exclusions are taken from the record.
+Not on record are losses, which count a thirtieth, so that the core's seats may differ by some, and cosines with
 everybody's direction: appeals by it are not heard, and where nobody is left out judging does not end early.
 """
 
