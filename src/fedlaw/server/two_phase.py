@@ -274,7 +274,6 @@ PRESETS: dict[str, Published | Core] = {
         judged_share=0.6,
         equal_losses="once",
         too_good_level=0.55,
-        too_good_crowd=0.15,
         too_good_wide=0.25,
         appeal_gap=0.15,
         turnover=0.4,
