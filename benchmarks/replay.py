@@ -25,7 +25,7 @@ from fedlaw.results import Store
 from fedlaw.server import Core, Status
 from fedlaw.server.core_appeal import ends, fade, settle
 from fedlaw.server.core_math import row_of
-from fedlaw.server.core_verdict import decided
+from fedlaw.server.core_verdict import decided, is_quiet
 
 _MEMBER = tuple(Status).index(Status.MEMBER)
 
@@ -77,7 +77,7 @@ def replay(run: Judged) -> tuple[int, Any]:
             decay=torch.where(scored, decay * state.decay + 1, state.decay),
             cosines=torch.where(here, row, state.cosines),
         )
-        state = judge._seat(state)
+        state = judge._seat(replace(state, quiet=state.quiet | (here & is_quiet(judge, state))))
         state = settle(judge, fade(judge, state))
         if bool(ends(judge, state)):
             break

@@ -72,9 +72,9 @@ def test_a_group_below_zero_is_left_out_however_small_cosines_are(scale):
     assert admitted(judge, state)[0].tolist() == [i >= 10 for i in range(30)]
 
 
-def turning(share, gap):
+def turning(share, gap, **settings):
     """Ten of 30 as good as the others, but in a share of the rounds as far below zero as otherwise above it."""
-    judge, state = sitting(np.full(30, 0.3), fade=0.2)
+    judge, state = sitting(np.full(30, 0.3), fade=0.2, **settings)
     rounds = torch.arange(len(state.cosines)) * share % 1 < share
     turns = rounds.unsqueeze(-1) & (torch.arange(30) < 10)
     peaks = torch.full((30,), 0.3, dtype=torch.float64)
@@ -112,7 +112,7 @@ def test_the_rounds_in_which_most_stood_lowest_by_trying_each(seed, rounds, time
     record[:, 0], compared[0] = rng.normal(size=rounds), True
     last = record[-window:]
     answers = (~np.isnan(last[:, compared])).sum() / len(last)
-    few = int(np.ceil(times * compared.sum() / answers - 1e-9))
+    few = int(np.round(times * compared.sum() / answers))
     medians = [np.nanmedian(row[compared]) for row in last]
     chosen = last[np.argsort(medians, kind="stable")[:few]]
     found = lowest_rounds(torch.tensor(record), torch.tensor(compared), window, times)
@@ -124,7 +124,25 @@ def test_the_rounds_in_which_most_stood_lowest_by_trying_each(seed, rounds, time
         assert float(found[i]) == pytest.approx(said.mean() if len(said) else np.nan, abs=1e-12, nan_ok=True)
 
 
-def test_a_group_stands_apart_where_it_is_cut_and_is_below_zero_as_a_whole():
+def test_who_is_in_the_lower_group_and_never_against_the_core_speaks_for_itself_alone():
+    """Nobody honest is left out for the company it is in, and nobody is let in for it."""
+    judge, state = turning(0.4, gap=0.6)
+    state = replace(state, cosines=state.cosines.clone())
+    state.cosines[:, 0] = state.cosines[:, 0].clamp(min=0.05)
+    assert admitted(judge, state)[0].tolist() == [i == 0 or i >= 10 for i in range(30)]
+
+
+def test_a_few_rounds_of_the_cores_choice_condemn_nobody_who_is_with_everybody_else():
+    """Who holds the core may forge what it wants next, against some of the honest clients."""
+    for usual, out in ((0.4, False), (-0.4, True)):
+        judge, state = turning(0.4, gap=0.6, appeal_gap=0.15)
+        everybody = torch.full_like(state.cosines, usual)
+        everybody[:, 10:] = 0.4
+        found = against(judge, replace(state, assembly=everybody))
+        assert found.tolist() == [out and i < 10 for i in range(30)]
+
+
+def test_a_group_stands_apart_where_it_is_cut():
     """A few far below, a wide gap elsewhere, honest clients in between: nobody is left out for their company."""
     rng = np.random.default_rng(0)
     judge, state = sitting(np.zeros(30), fade=0.2)

@@ -75,7 +75,7 @@ class Core(CoreSettings, Scheduled):
             early_rounds=of(0, i, n), core=of(True, b, n), members=of(False, b, n), weights=of(1 / n, f, n),
             cosines=of(torch.nan, f, self.longest or 0, n), burst=of(0, f, n), burst_rounds=of(0, i, n),
             burst_asked=of(0, i, n), joining=of(0, i, n), until=of(self.judged_rounds or 0, i),
-            assembly=of(torch.nan, f, (self.longest or 0) if self.appeal_gap else 0, n), divided=of(0, i),
+            assembly=of(torch.nan, f, (self.longest or 0) if self.appeal_gap else 0, n), divided=of(0, f),
             appeal=of(0, i), cores=of(False, b, (self.longest or 0) if self.turnover < 1 else 0, n),
             peaks=of(0, f, n), faded=of(0, i), quiet=of(False, b, self.longest or 0, 1),
             outside=of(False, b, n), settled=of(0, i), given=of(0, f, n),
@@ -326,7 +326,7 @@ class Core(CoreSettings, Scheduled):
             then = "decides alone: no rounds are left" if bool(state.frozen) else "judging starts again"
             return (
                 f"judged round {int(state.appeal)}: most clients are against the core, or everybody's direction "
-                f"divides them and the core's does not, so it may be a clique; a new one was seated, and {then}",
+                f"sets its holders apart and it nobody, so it may be a clique; a new one was seated, and {then}",
             )
         if not bool(state.frozen.all()) or int(state.since) > 0 or float(state.competence) > self.competence:
             return ()

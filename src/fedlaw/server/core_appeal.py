@@ -73,14 +73,14 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
         outvoted = _outvoted(judge, state, opposed, compared)
     else:
         divided = divided & ~(split(core) > judge.appeal_gap / 2)
-    lasting = torch.where(divided, state.divided + 1, 0)
+    lasting = torch.where(divided, state.divided + 1, 0.0)
     granted = outvoted | taken | (lasting >= judge.patience(judge.judged_rounds or 0))
     anew = granted.unsqueeze(-1)
     score = torch.where(outvoted.unsqueeze(-1), -opposed, everybody)
     told = known & ~score.isnan()
     # Whoever was seen to hold the core against most is not forgiven for a few rounds of good behaviour, nor is who
     # kept silent then: the new scores weigh as much as if they had always been these.
-    silent = outvoted.unsqueeze(-1) & alive & ~told
+    silent = outvoted.unsqueeze(-1) & alive & ~told & (state.asked > state.scored)
     score = torch.where(silent, worst(score, told), score)
     told = told | silent
     weight = torch.where(outvoted, 1 / max(1 - judge.decay, 1e-3), 1.0).unsqueeze(-1)
@@ -92,7 +92,7 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
         decay=torch.where(anew, weight * told, state.decay),
         cosines=torch.where(void, torch.nan, state.cosines),
         assembly=torch.where(void, torch.nan, state.assembly),
-        divided=torch.where(granted, 0, lasting),
+        divided=torch.where(granted, 0.0, lasting),
         peaks=torch.where(anew, 0.0, state.peaks),
         faded=torch.where(granted, 0, state.faded),
         appeal=torch.where(granted, state.judged, state.appeal),
@@ -112,9 +112,9 @@ def _taken(judge: CoreSettings, state: CoreState) -> Tensor:
     not theirs has told them apart by then.
     """
     window = judge.window or 1
-    whole = (~state.assembly.isnan()).any(-1).sum(-1) >= window
-    mean = windowed_mean(state.assembly, window)
-    lower = lower_group(judge, state, mean, _spoken(judge, state.assembly))
+    whole = (~state.cosines.isnan()).any(-1).sum(-1) >= max(window, judge.too_good_to)
+    told = _spoken(judge, state.assembly) & _spoken(judge, state.cosines)
+    lower = lower_group(judge, state, windowed_mean(state.assembly, window), told)
     return whole & idle(judge, state) & _seated(state, lower) & ~against(judge, state).any(-1)
 
 
@@ -126,19 +126,19 @@ def _seated(state: CoreState, group: Tensor) -> Tensor:
 def _outvoted(judge: CoreSettings, state: CoreState, mean: Tensor, compared: Tensor) -> Tensor:
     """(...) whether most clients are against the core, by these mean cosines (..., n).
 
-    Two groups, and the lower one is larger than may attack: every one of it below zero, together clearly so, and
-    nobody is between them and the others, who hold the core. Then it is not theirs. (If the others did not,
-    attackers that hold it could have it speak for others, and be heard as its victims.)
+    Two groups, and the lower one is larger than may attack (of all that were ever asked): every one of it below
+    zero, together clearly so, and nobody is between them and the others, who hold the core. Then it is not theirs.
+    (If the others did not, attackers that hold it could have it speak for others, and be heard as its victims.)
     """
     compared = compared & ~mean.isnan()
-    heard = compared | (state.excluded != 0)
+    known = (state.asked > 0) | (state.excluded != 0)
     apart, above, upper = two_groups(-mean, compared, judge.group(mean.shape[-1]), may_leave(judge, state))
     lower = compared & ~upper
     count = lower.sum(-1)
     lowest = torch.where(upper, mean, torch.inf).amin(-1)
     highest = torch.where(lower, mean, -torch.inf).amax(-1)
     below = torch.where(lower, mean, 0.0).sum(-1) / count
-    most = count >= seats(heard, judge.attackers_below).squeeze(-1)
+    most = count >= seats(known, judge.attackers_below).squeeze(-1)
     clear = (highest < 0) & (below < -judge.appeal_gap) & (lowest - highest > judge.appeal_gap)
     return (
         most
@@ -221,7 +221,7 @@ def over(judge: CoreSettings, state: CoreState) -> Tensor:
     clear = (lowest - highest >= apart) | against(judge, state).any(-1)
     # Nobody out, and yet there is something most clients want: then it is the core that has lost its hold.
     if judge.appeal_gap:
-        clear = clear & ((there & ~joins).any(-1) | (wanted(judge, state) <= apart))
+        clear = clear & ((told & ~joins).any(-1) | (wanted(judge, state) <= apart))
     clear = clear & (apart > judge.fade * judge.competence) & (state.divided == 0)
     checked = ~(there & (state.scored < judge.too_good_to)).any(-1)
     record = (~state.cosines.isnan()).any(-1).sum(-1)  # rounds; none of those before an appeal or a new start

@@ -110,8 +110,8 @@ def lowest_mean(cosines: Tensor, window: int | Tensor, share: float) -> Tensor:
 def lowest_rounds(cosines: Tensor, compared: Tensor, window: int, times: int) -> Tensor:
     """Mean (..., n) over the rounds, of the last `window` of cosines (..., J, n), in which most stood lowest.
 
-    By the median client of `compared`. They are as many as it takes to hear each of those `times` times on average;
-    NaN before there were so many, and for a client that answered in none of them.
+    By the median client of `compared`. They are as many as it takes to hear each of those `times` times on average,
+    to the nearest round; NaN before there were so many, and for a client that answered in none of them.
 
     >>> record = torch.tensor([[0.3, 0.2, 0.4], [-0.1, -0.3, 0.5], [0.3, 0.1, 0.3], [-0.3, -0.1, 0.7]])
     >>> lowest_rounds(record, torch.ones(3, dtype=torch.bool), 4, 2)
@@ -121,7 +121,7 @@ def lowest_rounds(cosines: Tensor, compared: Tensor, window: int, times: int) ->
     spoken = there.any(-1)
     inside = spoken & (spoken.flip(-1).cumsum(-1).flip(-1) <= window)
     answers = (there & inside.unsqueeze(-1)).sum((-2, -1)) / inside.sum(-1)
-    rounds = (times * compared.sum(-1) / answers - 1e-9).ceil().unsqueeze(-1)
+    rounds = (times * compared.sum(-1) / answers).round().unsqueeze(-1)
     median = masked_median(cosines, there)
     chosen = (rank(torch.where(inside, -median, -torch.inf)) < rounds) & inside
     counted = chosen.unsqueeze(-1) & there
@@ -253,6 +253,9 @@ def two_groups(values: Tensor, mask: Tensor, least: int, most: Tensor) -> tuple[
     spread_low = (squares[..., :-1] / below - low * low).clamp(min=0)
     spread_high = ((squares[..., -1:] - squares[..., :-1]) / above - high * high).clamp(min=0)
     allowed = (below >= least) & (below <= most) & (below < count)
+    if not allowed.shape[-1]:  # a single client
+        nothing = torch.zeros_like(finite)
+        return nothing, nothing, mask & False
     within = torch.where(allowed, below * spread_low + above * spread_high, torch.inf)
     cut = within.argmin(-1, keepdim=True)
     deviations = spread_low.gather(-1, cut).sqrt() + spread_high.gather(-1, cut).sqrt()
