@@ -49,8 +49,8 @@ def apart(cosines: Any, end: int) -> Any:
     peaks = np.nanmax([recent(cosines, k) for k in range(RECENT, end + 1)], axis=0)
     margin = JUDGE.fade * np.median(peaks[alive & (peaks > 0)]) if (peaks > 0).any() else 0.0
     if below.any():
-        highest = by_worst[below].max()
-        below &= highest < 0 and by_worst[alive & ~below].min() - highest > margin
+        clear = by_worst[alive & ~below].min() - by_worst[below].max() > margin
+        below &= (by_worst < 0) & clear
     return below | lower(cosines, end, windowed(cosines, end, window))
 
 
@@ -173,7 +173,10 @@ RULES: dict[str, Callable[[Any, int], Callable[[int], bool]]] = {
 
 
 def outvoted(recordings: list[Recording]) -> pd.DataFrame:
-    """Runs in which most clients were against the core in one body, from which round on, and who they were."""
+    """Runs in which most clients were against the core in one body, from which round on, and who they were.
+
+    Who held its seats is not on record.
+    """
     rows = []
     for recording in recordings:
         cosines, n = torch.tensor(recording.cosines), len(recording.malicious)

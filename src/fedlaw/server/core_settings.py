@@ -60,7 +60,7 @@ class CoreSettings:
         two_groups: where the clients fall into two groups that are this far apart (the difference of their mean
             cosines over the sum of their deviations), and the lower one is below zero on average, nobody of it is
             admitted from outside the core. By the worst quarter of each client's rounds they may, too, with a gap
-            of `fade` peaks: attackers that take turns with good behaviour. 0: the threshold alone decides.
+            of `fade` peaks (not where that is 0): attackers that take turns. 0: the threshold alone decides.
         two_groups_share: of a client's judged rounds, how many of the last ones that takes the mean cosine of.
         presence: share of the judged rounds it was asked in that a client must have been scored in.
         quorum: share of the core that must answer, or the round is skipped.

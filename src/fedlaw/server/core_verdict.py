@@ -81,9 +81,7 @@ def against(judge: CoreSettings, state: CoreState) -> Tensor:
     are a group of their own does not. Honest clients are one, however wide.
 
     Whoever attacks in some rounds and is as good as others in the rest has a mean like theirs. So a group may also
-    stand apart by each client's worst rounds, with a gap above; those of it are out who are below zero then, unless
-    they never were against everybody's direction. (The core's is made by those who hold it, perhaps in a few rounds
-    of their choice.)
+    stand apart by each client's worst rounds, with a gap above; those of it are out who are below zero then.
     """
     spoken = (~state.cosines.isnan()).sum(-2, keepdim=True)
     window = (spoken * judge.two_groups_share - 1e-9).ceil().clamp(min=judge.too_good_to)
@@ -96,8 +94,7 @@ def against(judge: CoreSettings, state: CoreState) -> Tensor:
     others = told & (state.excluded == 0) & ~below
     highest = torch.where(below, worst, -torch.inf).amax(-1)
     apart = torch.where(others, worst, torch.inf).amin(-1) - highest > margin(judge, state)
-    blameless = lowest_mean(state.assembly, window, WORST_SHARE) > 0 if judge.appeal_gap else worst > 0
-    return lower | below & (worst < 0) & ~blameless & apart.unsqueeze(-1)
+    return lower | below & (worst < 0) & apart.unsqueeze(-1)
 
 
 def margin(judge: CoreSettings, state: CoreState) -> Tensor:
