@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from fedlaw.server.core_math import lowest_mean, lowest_rounds, two_groups
 from fedlaw.server.core_verdict import WORST_SHARE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Recording:
     """One run: cosines (rounds, n), NaN where a client was excluded, who attacked, and J."""
 
@@ -41,17 +41,26 @@ def recent(cosines: Any, k: int) -> Any:
     return np.where(np.isnan(cosines[k - 1]), np.nan, np.nanmean(cosines[max(0, k - RECENT) : k], axis=0))
 
 
-def apart(cosines: Any, end: int) -> Any:
+@lru_cache(4096)  # rules ask the same of a recording
+def apart(recording: Recording, end: int) -> Any:
     """Who belongs to a group of its own that is against the core, as the preset sees it."""
+    cosines = recording.cosines
     window = max(JUDGE.too_good_to, int(np.ceil(JUDGE.two_groups_share * end - 1e-9)))
     by_worst, alive = lowest(cosines, end, window), ~np.isnan(cosines[end - 1])
     below = lower(cosines, end, by_worst)
-    peaks = np.nanmax([recent(cosines, k) for k in range(RECENT, end + 1)], axis=0)
-    margin = JUDGE.fade * np.median(peaks[alive & (peaks > 0)]) if (peaks > 0).any() else 0.0
     if below.any():
-        clear = by_worst[alive & ~below].min() - by_worst[below].max() > margin
+        clear = by_worst[alive & ~below].min() - by_worst[below].max() > JUDGE.fade * peak(
+            cosines, end, alive
+        )
         below &= (by_worst < 0) & clear
     return below | lower(cosines, end, windowed(cosines, end, window))
+
+
+def peak(cosines: Any, end: int, alive: Any) -> float:
+    """The median of the clients' largest recent mean cosines."""
+    means = np.lib.stride_tricks.sliding_window_view(cosines[:end, alive], RECENT, axis=0).mean(-1)
+    peaks = np.nanmax(means, axis=0)
+    return float(np.median(peaks[peaks > 0])) if (peaks > 0).any() else 0.0
 
 
 def windowed(cosines: Any, end: int, window: int) -> Any:
@@ -70,30 +79,32 @@ def lower(cosines: Any, end: int, mean: Any) -> Any:
     return below.numpy() & (float(gap) >= JUDGE.two_groups) & (float(low) < 0)
 
 
-def sides(cosines: Any, end: int, judged: int, groups: bool = True) -> tuple[Any, Any, Any]:
+@lru_cache(4096)
+def sides(recording: Recording, end: int, groups: bool = True) -> tuple[Any, Any, Any]:
     """Who would be in and who out (the excluded in neither) after round `end`, and the windowed means."""
-    window = 3 * judged // 8
+    cosines, window = recording.cosines, 3 * recording.judged // 8
     mean, alive = np.nanmean(cosines[max(0, end - window) : end], axis=0), ~np.isnan(cosines[end - 1])
     best = np.argsort(-np.where(alive, mean, -np.inf), kind="stable")[: seats(len(mean))]
     joins = mean > JUDGE.threshold
     if groups:
-        joins &= ~apart(cosines, end)
+        joins = joins & ~apart(recording, end)
     inside = (np.isin(np.arange(len(mean)), best) | joins) & alive
     return inside, alive & ~inside, mean
 
 
 def verdict(recording: Recording, end: int, groups: bool) -> tuple[float, float]:
     """Shares of attackers and of honest clients that are shut out by a freeze after round `end`."""
-    inside, bad = sides(recording.cosines, end, recording.judged, groups)[0], recording.malicious
+    inside, bad = sides(recording, end, groups)[0], recording.malicious
     return (float((~inside)[bad].mean()) if bad.any() else np.nan), float((~inside)[~bad].mean())
 
 
-def fixed(_: Any, judged: int) -> Callable[[int], bool]:
+def fixed(_: Recording) -> Callable[[int], bool]:
     return lambda k: False
 
 
-def unanimous(cosines: Any, judged: int) -> Callable[[int], bool]:
+def unanimous(recording: Recording) -> Callable[[int], bool]:
     """Nobody below zero in the last third of a window, asked once, half-way."""
+    cosines, judged = recording.cosines, recording.judged
     third = max(1, 3 * judged // 8 // 3)
 
     def over(k: int) -> bool:
@@ -103,9 +114,9 @@ def unanimous(cosines: Any, judged: int) -> Callable[[int], bool]:
     return over
 
 
-def divided(cosines: Any, judged: int, width: float = 0.15) -> Callable[[int], bool]:
+def divided(recording: Recording, width: float = 0.15) -> Callable[[int], bool]:
     """A gap across zero, with no more clients below it than may attack, for five rounds in a row."""
-    lasting = 0
+    cosines, lasting = recording.cosines, 0
 
     def over(k: int) -> bool:
         nonlocal lasting
@@ -120,8 +131,7 @@ def divided(cosines: Any, judged: int, width: float = 0.15) -> Callable[[int], b
 
 
 def faded(
-    cosines: Any,
-    judged: int,
+    recording: Recording,
     share: float,
     *,
     clear: bool = True,
@@ -133,6 +143,7 @@ def faded(
     `clear`: and whoever would be out stands apart by that share of the median peak, or (`groups`) as a group.
     `settled`: and nobody has joined them for five rounds, by which alone nobody else is in a group below.
     """
+    cosines, judged = recording.cosines, recording.judged
     peaks, lasting = np.full(len(cosines[0]), -np.inf), 0
     before, same = np.zeros(len(cosines[0]), bool), 0
 
@@ -144,7 +155,7 @@ def faded(
         usual = np.median(peaks[there & (peaks > 0)])
         left = np.sort((mean / np.maximum(peaks, usual))[there])[::-1]
         lasting = lasting + 1 if np.median(left[: seats(len(mean))]) < share else 0
-        inside, outside, mean = sides(cosines, k, judged, groups)
+        inside, outside, mean = sides(recording, k, groups)
         known = before & (lasting > 1)  # each client unsettles the verdict once
         same = 1 if (outside & ~known).any() else same + 1
         before = outside | known
@@ -153,7 +164,7 @@ def faded(
         unsettled = same < RECENT or (lower(cosines, k, recent(cosines, k)) & inside).any()
         if settled and unsettled and lasting < 3 * judged // 8:
             return False
-        if not clear or not outside.any() or (groups and apart(cosines, k).any()):
+        if not clear or not outside.any() or (groups and apart(recording, k).any()):
             return True
         return bool(mean[inside].min() - mean[outside].max() >= share * usual)
 
@@ -161,7 +172,7 @@ def faded(
 
 
 ALONE = "faded to 20%, threshold alone"
-RULES: dict[str, Callable[[Any, int], Callable[[int], bool]]] = {
+RULES: dict[str, Callable[[Recording], Callable[[int], bool]]] = {
     "all rounds": fixed,
     "nobody below zero, half-way": unanimous,
     "a gap across zero": divided,
@@ -208,7 +219,7 @@ def tried(recordings: list[Recording]) -> pd.DataFrame:
     rows = []
     for recording in recordings:
         for name, rule in RULES.items():
-            over = rule(recording.cosines, recording.judged)
+            over = rule(recording)
             rounds = range(RECENT, len(recording.cosines) + 1)
             end = next((k for k in rounds if over(k)), len(recording.cosines))
             found, lost = verdict(recording, end, groups=name != ALONE)
