@@ -77,14 +77,15 @@ def spoken(levels, apart=0.0, assembly=None, **settings):
 
 @pytest.mark.parametrize(
     ("wanted", "against", "ends"),
-    [(0.3, 0, 40), (0.02, 0, 23), (0.3, 5, 23)],
-    ids=["core", "both", "against"],
+    [(0.2, 0, 40), (0.02, 0, 23), (0.2, 5, 23), (0.3, 5, 40)],
+    ids=["core", "both", "against", "idle"],
 )
 def test_where_nobody_is_left_out_everybodys_direction_must_have_faded_too(wanted, against, ends):
-    """A core that loses its hold falls silent for a while, with nobody against it yet."""
+    """A core that loses its hold falls silent for a while, with nobody against it yet, and an idle one too."""
     apart = torch.where(torch.arange(30) < against, -0.6, 0.0)
     everybody = torch.full((40 + 25, 30), wanted, dtype=torch.float64)
-    *_, (_, state) = spoken([0.5] * 20 + [0.05] * 4, apart, appeal_gap=0.15, assembly=everybody)
+    appeals = {"appeal_gap": 0.15, "appeal_window": 2, "assembly": everybody}
+    *_, (_, state) = spoken([0.5] * 20 + [0.05] * 4, apart, **appeals)
     assert int(state.until) == ends
 
 

@@ -221,7 +221,7 @@ def over(judge: CoreSettings, state: CoreState) -> Tensor:
     clear = (lowest - highest >= apart) | against(judge, state).any(-1)
     # Nobody out, and yet there is something most clients want: then it is the core that has lost its hold.
     if judge.appeal_gap:
-        clear = clear & ((told & ~joins).any(-1) | (wanted(judge, state) <= apart))
+        clear = clear & ((told & ~joins).any(-1) | (wanted(judge, state) <= apart)) & ~idle(judge, state)
     clear = clear & (apart > judge.fade * judge.competence) & (state.divided == 0)
     checked = ~(there & (state.scored < judge.too_good_to)).any(-1)
     record = (~state.cosines.isnan()).any(-1).sum(-1)  # rounds; none of those before an appeal or a new start
