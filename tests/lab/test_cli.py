@@ -161,6 +161,8 @@ def stopped(folder: Path, flags: list[str], by: signal.Signals) -> tuple[int, st
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Whatever started the tests in the background may have had them ignore it, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     while not process.stdout.readline().startswith("round"):
