@@ -357,6 +357,8 @@ def test_ctrl_c_saves_everything_and_says_how_to_go_on(tmp_path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # Whatever started the tests in the background may have had them ignore it, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     began = False
     while not began:
