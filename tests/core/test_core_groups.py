@@ -85,10 +85,9 @@ def test_a_group_that_is_against_the_core_in_some_rounds_is_left_out():
     judge, state = turning(0.4, gap=0.6)
     assert admitted(judge, state)[0].tolist() == [i >= 10 for i in range(30)]
     assert float(state.cosines.nanmean(0)[:10].min()) > 0  # by their mean they are with it
+    # Nearer to the others than a fifth of what once was the signal:
     far = replace(state, peaks=torch.full((30,), 5.0, dtype=torch.float64))
-    assert bool(
-        admitted(judge, far)[0].all()
-    )  # nearer to the others than a fifth of what once was the signal
+    assert bool(admitted(judge, far)[0].all())
     assert not bool(against(*turning(0.4, gap=0.2)).any())  # never below zero
 
 

@@ -132,7 +132,8 @@ def _outvoted(judge: CoreSettings, state: CoreState, mean: Tensor, compared: Ten
     """
     compared = compared & ~mean.isnan()
     known = (state.asked > 0) | (state.excluded != 0)
-    apart, above, upper = two_groups(-mean, compared, judge.group(mean.shape[-1]), may_leave(judge, state))
+    apart, level, upper = two_groups(-mean, compared, judge.group(mean.shape[-1]), may_leave(judge, state))
+    favoured = level.squeeze(-1) < 0  # those above are for it: the sign is turned
     lower = compared & ~upper
     count = lower.sum(-1)
     lowest = torch.where(upper, mean, torch.inf).amin(-1)
@@ -140,13 +141,7 @@ def _outvoted(judge: CoreSettings, state: CoreState, mean: Tensor, compared: Ten
     below = torch.where(lower, mean, 0.0).sum(-1) / count
     most = count >= seats(known, judge.attackers_below).squeeze(-1)
     clear = (highest < 0) & (below < -judge.appeal_gap) & (lowest - highest > judge.appeal_gap)
-    return (
-        most
-        & _seated(state, upper)
-        & clear
-        & (above.squeeze(-1) < 0)
-        & (apart.squeeze(-1) >= judge.two_groups)
-    )
+    return most & _seated(state, upper) & clear & favoured & (apart.squeeze(-1) >= judge.two_groups)
 
 
 def acquit(judge: CoreSettings, state: CoreState) -> CoreState:
