@@ -5,9 +5,9 @@
 
 For every attack, share of attackers and q of the runs of `hardened` in a results file with cosines (exported with
 `--cosines`): the lowest mean cosine of any honest client and the highest of any attacker that was not excluded,
-over the last third of a window at round J / 2 (where `Core.acquittal` looks) and over a whole window at the freeze
-(where `Core.threshold` decides), and how many runs would be acquitted: nobody below zero. The figure shows the
-cosines of every client in every judged round, one run an attack: 40 % attackers, q = 0.9, the first seed there is.
+over the last third of a window at round J / 2 and over a whole window at the freeze (where `Core.threshold`
+decides). The figure shows the cosines of every client in every judged round, one run an attack: 40 % attackers,
+q = 0.9, the first seed there is.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ from fedlaw.server import Core
 Figures = dict[str, list[float]]
 
 
-def sides(cosines: Any, malicious: Any, end: int, window: int) -> tuple[float, float, float]:
-    """Lowest mean of an honest client, highest and lowest of an attacker, over `window` rounds up to `end`."""
+def sides(cosines: Any, malicious: Any, end: int, window: int) -> tuple[float, float]:
+    """Lowest mean of an honest client and highest of an attacker, over `window` rounds up to `end`."""
     there = ~np.isnan(cosines[end - 1])
     mean = np.nanmean(cosines[end - window : end], axis=0)
     honest, attackers = mean[there & ~malicious], mean[there & malicious]
-    if not attackers.size:
-        return honest.min(), np.nan, np.nan
-    return honest.min(), attackers.max(), attackers.min()
+    return honest.min(), attackers.max() if attackers.size else np.nan
 
 
 def table(store: Path) -> dict[tuple[str, float, float], Figures]:
@@ -41,7 +39,7 @@ def table(store: Path) -> dict[tuple[str, float, float], Figures]:
     with Store(store, read_only=True) as opened:
         for info in opened.runs():
             what = info.description
-            if what["rule"].get("name") != "fedlaw" or not what["rule"].get("appeal_gap"):
+            if what["rule"].get("name") != "fedlaw" or not what["rule"].get("two_groups"):
                 continue
             rows = [r.alignment for r in opened.records(info.id) if r.alignment is not None]
             if info.status != "finished" or len(rows) < 2:
@@ -53,11 +51,10 @@ def table(store: Path) -> dict[tuple[str, float, float], Figures]:
             share = malicious.sum() / what["clients"]
             figures = found[what["attack"]["name"], what["partition_settings"]["q"], share]
             if len(rows) >= judged // 2:
-                low, high, least = sides(cosines, malicious, judged // 2, window // 3)
+                low, high = sides(cosines, malicious, judged // 2, window // 3)
                 figures["half honest"].append(low)
                 figures["half attackers"].append(high)
-                figures["acquitted"].append(float(low > 0 and not least <= 0))
-            low, high, _ = sides(cosines, malicious, len(rows), min(window, len(rows)))
+            low, high = sides(cosines, malicious, len(rows), min(window, len(rows)))
             figures["end honest"].append(low)
             figures["end attackers"].append(high)
     return found
@@ -75,7 +72,7 @@ def picture(store: Path, file: Path) -> None:
         for info in sorted(opened.runs(), key=lambda info: int(info.description["seed"])):
             what = info.description
             right = what["partition_settings"]["q"] == 0.9 and what["malicious"] in (0, 0.4 * what["clients"])
-            if info.status == "finished" and what["rule"].get("appeal_gap") and right:
+            if info.status == "finished" and what["rule"].get("two_groups") and right:
                 chosen.setdefault(what["attack"]["name"], info)
         figure = Figure(figsize=(10, 5.6), layout="constrained")
         panels = figure.subplots(2, 2, sharex=True, sharey=True).flat
@@ -105,7 +102,7 @@ def main() -> None:
         return
     print(
         f"{'attack':18}{'q':>5}{'share':>7}{'runs':>6}   {'J/2: honest from':>17}{'attackers to':>14}"
-        f"{'acquitted':>11}   {'freeze: honest from':>20}{'attackers to':>14}"
+        f"   {'freeze: honest from':>20}{'attackers to':>14}"
     )
     for (attack, q, share), f in sorted(table(given.store).items()):
         cells = [np.nanmin(f["half honest"]), np.nanmax(np.append(f["half attackers"], -np.inf))]
@@ -113,7 +110,7 @@ def main() -> None:
         shown = ["-" if np.isinf(x) else f"{x:.2f}" for x in (*cells, *ends)]
         print(
             f"{attack:18}{q:5}{share:7.0%}{len(f['end honest']):6}   {shown[0]:>17}{shown[1]:>14}"
-            f"{sum(f['acquitted']):11.0f}   {shown[2]:>20}{shown[3]:>14}"
+            f"   {shown[2]:>20}{shown[3]:>14}"
         )
 
 

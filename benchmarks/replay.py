@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 
 from fedlaw.results import Store
-from fedlaw.server import Core, Status
+from fedlaw.server import Core, Status, preset
 from fedlaw.server.core_appeal import ends, fade, settle
 from fedlaw.server.core_math import row_of
 from fedlaw.server.core_verdict import decided, is_quiet
@@ -43,7 +43,8 @@ class Judged:
 
 def recorded(file: Path, every: int = 1) -> Iterator[Judged]:
     """The finished runs of core judging by groups, or every so many of them."""
-    known = {field.name for field in fields(Core)}
+    known, hardened = {field.name for field in fields(Core)}, preset("hardened")
+    assert isinstance(hardened, Core)
     with Store(file, read_only=True) as store:
         judged = [info for info in store.runs() if info.description["rule"].get("two_groups")]
         for info in judged[::every]:
@@ -53,7 +54,7 @@ def recorded(file: Path, every: int = 1) -> Iterator[Judged]:
             if info.status != "finished" or not len(cosines) or records[-1].statuses is None:
                 continue
             settings = {name: value for name, value in what["rule"].items() if name in known}
-            judge = Core(**settings).bind(what["clients"], what["rounds"])
+            judge = replace(hardened, **settings).bind(what["clients"], what["rounds"])
             members = np.asarray(records[-1].statuses) == _MEMBER
             yield Judged(file.stem, what["attack"]["name"], judge, cosines, members)
 

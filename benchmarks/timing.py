@@ -1,16 +1,14 @@
 """When should judging end? Rules tried on recorded cosines, on data sets where they fade at very different speeds.
 
     python benchmarks/timing.py results/timing-*.csv results/mnist.sqlite results/cifar10.sqlite
-    python benchmarks/timing.py results/timing-*.csv results/mnist.sqlite --outvoted
     python benchmarks/timing.py --record cifar10-mlp --data-dir DATA --store timing.sqlite
     python benchmarks/timing.py --record cifar10-mlp --store timing.sqlite --report results/timing
 
 The first command reads recordings (a results file, or a CSV, one line a run, and the .npz of the same name) and
 prints, for every timing rule and every group of runs, in which round judging would have ended, which share of the
 attackers and which of the honest clients would have been shut out, and in how many runs something went wrong. The
-second says in which of them most clients were against the core, and who they were. The third makes recordings: runs
-of preset `hardened` that are judged to their last round, whatever the signal. CIFAR-10 is halved there to 16 x 16
-pixels, to fit a CPU. The fourth writes what the first one reads.
+second makes recordings: runs of preset `hardened` that are judged to their last round, whatever the signal. There
+CIFAR-10 is halved to 16 x 16 pixels, to fit a CPU. The third writes what the first one reads.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from recall import ATTACKS, SETTINGS, Progress, report
-from timing_rules import Recording, outvoted, tried
+from timing_rules import Recording, tried
 
 from fedlaw import data
 from fedlaw.experiments.description import Execution, Experiment
@@ -74,7 +72,7 @@ RECORDED: dict[str, tuple[dict[str, Any], int, float, str, list[int]]] = {
 def plan(name: str) -> dict[str, Experiment]:
     """The runs of a setting by name, judged to the last round."""
     setting, rounds, q, attacks, seeds = RECORDED[name]
-    judge = {"judged_rounds": rounds, "acquittal": 0.0, "turnover": 1.0, "fade": 0.0, "two_groups": 0.0}
+    judge = {"judged_rounds": rounds, "turnover": 1.0, "fade": 0.0, "two_groups": 0.0, "majority": 0.0}
     rule = {"name": "fedlaw", "preset": "hardened", **judge}
     known = ATTACKS | {"none": "none"}
     return {
@@ -108,16 +106,12 @@ def found(store: Path, runs: dict[str, Experiment]) -> dict[str, Any]:
     return named
 
 
-def read(file: Path, whole: bool = True) -> Iterator[Recording]:
+def read(file: Path) -> Iterator[Recording]:
     """The runs of a results file, or of a CSV and of the .npz beside it.
 
-    `whole`: those that ended early are left aside, unless all of a group did; then they say less of rules that end
-    later.
+    Those that ended early are left aside, unless all of a group did: they say less of rules that end later.
     """
     runs = list(_read_store(file) if file.suffix == ".sqlite" else _read_csv(file))
-    if not whole:
-        yield from runs
-        return
     for group in dict.fromkeys(each.group for each in runs):
         alike = [each for each in runs if each.group == group]
         judged = max(each.judged for each in alike)
@@ -139,7 +133,7 @@ def _read_store(file: Path) -> Iterator[Recording]:
     with Store(file, read_only=True) as store:
         for info in store.runs():
             what = info.description
-            if what["rule"].get("name") != "fedlaw" or not what["rule"].get("appeal_gap"):
+            if what["rule"].get("name") != "fedlaw" or not what["rule"].get("two_groups"):
                 continue
             cosines = np.asarray(
                 [r.alignment for r in store.records(info.id) if r.alignment is not None], np.float64
@@ -163,9 +157,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--store", type=Path, default=Path("timing.sqlite"))
     parser.add_argument("--report", type=Path, help="write PATH-SETTING.csv and .npz from the store and stop")
-    parser.add_argument(
-        "--outvoted", action="store_true", help="say instead where most were against the core"
-    )
     given = parser.parse_args()
     if given.data_dir:
         os.environ["FEDLAW_DATA"] = str(given.data_dir)
@@ -183,9 +174,11 @@ def main() -> None:
                 [experiment], store=given.store, execution=execution, resume=True, callbacks=[progress]
             )
     if given.files:
-        recordings = [each for file in given.files for each in read(file, whole=not given.outvoted)]
-        table = (outvoted if given.outvoted else tried)(recordings)
-        print(table.to_string(float_format="{:.3f}".format))
+        print(
+            tried([each for file in given.files for each in read(file)]).to_string(
+                float_format="{:.3f}".format
+            )
+        )
 
 
 if __name__ == "__main__":

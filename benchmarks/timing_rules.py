@@ -13,8 +13,7 @@ import pandas as pd
 import torch
 
 from fedlaw.server import preset
-from fedlaw.server.core_appeal import OUTVOTED_ROUNDS
-from fedlaw.server.core_math import lowest_mean, lowest_rounds, two_groups
+from fedlaw.server.core_math import lowest_mean, two_groups
 from fedlaw.server.core_verdict import WORST_SHARE
 
 
@@ -181,37 +180,6 @@ RULES: dict[str, Callable[[Recording], Callable[[int], bool]]] = {
     "faded to 20%, clear or not": partial(faded, share=0.2, clear=False, settled=False),
     ALONE: partial(faded, share=0.2, settled=False, groups=False),
 }
-
-
-def outvoted(recordings: list[Recording]) -> pd.DataFrame:
-    """Runs in which most clients were against the core in one body, from which round on, and who they were.
-
-    Who held its seats is not on record.
-    """
-    rows = []
-    for recording in recordings:
-        cosines, n = torch.tensor(recording.cosines), len(recording.malicious)
-        found, first, honest = 0, np.nan, np.nan
-        for k in range(JUDGE.appeal_window, len(cosines) + 1):
-            alive = ~cosines[k - 1].isnan()
-            window = 3 * recording.judged // 8
-            mean = lowest_rounds(cosines[:k], alive, window, OUTVOTED_ROUNDS)
-            room = torch.tensor([JUDGE.most_out(n) - int((~alive).sum())])
-            distance, above, upper = two_groups(-mean, alive, JUDGE.group(n), room)
-            below = alive & ~upper
-            if not bool(upper.any()) or int(below.sum()) < n - JUDGE.most_out(n) or float(above) >= 0:
-                continue
-            low, gap = mean[below], float(mean[upper].min() - mean[below].max())
-            clear = float(low.max()) < 0 and float(low.mean()) < -JUDGE.appeal_gap < JUDGE.appeal_gap < gap
-            if clear and float(distance) >= JUDGE.two_groups:
-                found, first = 1, k
-                honest = float((~recording.malicious)[below.numpy()].mean())
-                break
-        rows.append((recording.group, recording.attack, 1, found, first, honest))
-    names = ["runs", "attack", "recorded", "outvoted", "first in round", "honest among them, at least"]
-    table = pd.DataFrame(rows, columns=names).groupby(["runs", "attack"], sort=False)
-    how = dict(zip(names[2:], ["sum", "sum", "min", "min"], strict=True))
-    return table.agg(how)
 
 
 def tried(recordings: list[Recording]) -> pd.DataFrame:

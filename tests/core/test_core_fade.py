@@ -84,7 +84,7 @@ def test_where_nobody_is_left_out_everybodys_direction_must_have_faded_too(wante
     """A core that loses its hold falls silent for a while, with nobody against it yet, and an idle one too."""
     apart = torch.where(torch.arange(30) < against, -0.6, 0.0)
     everybody = torch.full((40 + 25, 30), wanted, dtype=torch.float64)
-    appeals = {"appeal_gap": 0.15, "appeal_window": 2, "assembly": everybody}
+    appeals = {"majority": 0.15, "two_groups": 2.2, "majority_window": 2, "assembly": everybody}
     *_, (_, state) = spoken([0.5] * 20 + [0.05] * 4, apart, **appeals)
     assert int(state.until) == ends
 
@@ -178,7 +178,7 @@ def test_nothing_fades_before_the_too_good_check_is_over():
 
 def test_what_was_said_before_an_appeal_is_not_the_peak():
     crowd = Crowd()
-    server = make(crowd, appeal_gap=0.1, fade=0.2, **TAKEN)
+    server = make(crowd, **TAKEN)
     forge = clique(crowd, 12)
     while not int(server.state.appeal):
         drive(server, *crowd.round(forge))

@@ -183,14 +183,13 @@ def too_good(rows):
     )
 
 
-@pytest.mark.parametrize(("crowd_from", "level"), [(0.2, 1.0), (0.3, 1.0), (0.3, 0.0)])
-def test_a_crowd_is_too_good_below_the_level(crowd_from, level):
-    """Six of 30: a crowd from 0.2 on; with fewer than a crowd it takes the level."""
+@pytest.mark.parametrize(("level", "wide"), [(1.0, 2.0), (1.0, 0.13), (0.0, 2.0)])
+def test_who_stands_above_the_others_is_too_good_from_a_level_on_or_by_a_wide_gap(level, wide):
     crowd = Crowd()
-    server = make(crowd, too_good_level=level, too_good_crowd=crowd_from)
+    server = make(crowd, too_good_level=level, too_good_wide=wide)
     sit(server, crowd, too_good)
     excluded = {server.statuses()[i][0] is Status.EXCLUDED for i in range(6)}
-    assert excluded == {crowd_from == 0.2 or level == 0.0}
+    assert excluded == {wide < 1 or level == 0.0}
 
 
 def test_too_good_to_be_true_is_excluded_at_round_ten():

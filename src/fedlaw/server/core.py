@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedlaw.screening import clip_to_median, copy_clusters, loss_scores
-from fedlaw.server.core_appeal import acquit, appeal, ends, fade, refresh, settle
+from fedlaw.server.core_appeal import appeal, ends, fade, refresh, settle
 from fedlaw.server.core_math import (
     CoreState,
     by_count,
@@ -55,7 +55,7 @@ from fedlaw.server.judge import (
 
 @dataclass(frozen=True)
 class Core(CoreSettings, Scheduled):
-    """Judging by a core; the settings are those of `CoreSettings`. Preset `hardened` adds the appeal.
+    """Judging by a core; the settings are those of `CoreSettings`. Preset `hardened` adds to it.
 
     >>> Core().bind(n=200, rounds=200).judged_rounds
     80
@@ -75,8 +75,8 @@ class Core(CoreSettings, Scheduled):
             early_rounds=of(0, i, n), core=of(True, b, n), members=of(False, b, n), weights=of(1 / n, f, n),
             cosines=of(torch.nan, f, self.longest or 0, n), burst=of(0, f, n), burst_rounds=of(0, i, n),
             burst_asked=of(0, i, n), joining=of(0, i, n), until=of(self.judged_rounds or 0, i),
-            assembly=of(torch.nan, f, (self.longest or 0) if self.appeal_gap else 0, n), divided=of(0, f),
-            appeal=of(0, i), cores=of(False, b, (self.longest or 0) if self.turnover < 1 else 0, n),
+            assembly=of(torch.nan, f, (self.longest or 0) if self.majority else 0, n), appeal=of(0, i),
+            outvoted=of(0, i), cores=of(False, b, (self.longest or 0) if self.turnover < 1 else 0, n),
             peaks=of(0, f, n), faded=of(0, i), quiet=of(False, b, self.longest or 0, 1),
             outside=of(False, b, n), settled=of(0, i), given=of(0, f, n),
         )  # fmt: skip
@@ -127,7 +127,7 @@ class Core(CoreSettings, Scheduled):
         )
         enough = self._quorum(bench, present)
         usable = arrived.asked & present & alive
-        judging = self.appeal_gap and not self.frozen(state)
+        judging = self.majority and not self.frozen(state)
         assembly = uniform(usable & ~sitting, fallback=usable) if judging else None
         return Examined(state, factors, radius, weights, usable, enough, assembly)
 
@@ -209,8 +209,7 @@ class Core(CoreSettings, Scheduled):
             before, done = self.settle(state, examined), self._done(state)
             state = self._accumulate(state, score, cosine, assembly, scored, absent)
             state = self._too_good(state, scored)
-            state = appeal(self, state)
-            state = acquit(self, self._seat(state))
+            state = self._seat(appeal(self, state))
             state = settle(self, self._close(state, fade(self, state), scored))
             state = self._freeze(state, evidence.counts)
             state = hold(done, before, replace(state, given=state.given + state.weights))
@@ -265,10 +264,8 @@ class Core(CoreSettings, Scheduled):
         gap, above = widest_gap(mean, checked, self.group(n), n - share(self.too_good_most, n) - gone)
         room = self.most_out(n) - gone
         lowest = torch.where(above, mean, torch.inf).amin(-1, keepdim=True)
-        size = above.sum(-1, keepdim=True)
-        aloft = (lowest >= self.too_good_level) | (size >= at_least(self.too_good_crowd, n))
-        wide = (gap > self.too_good_gap) & aloft | (gap > self.too_good_wide)
-        guilty = above & due & wide & (size <= room)
+        wide = (gap > self.too_good_gap) & (lowest >= self.too_good_level) | (gap > self.too_good_wide)
+        guilty = above & due & wide & (above.sum(-1, keepdim=True) <= room)
         return replace(state, excluded=exclude(state.excluded, guilty, Exclusion.TOO_GOOD))
 
     def _seat(self, state: CoreState) -> CoreState:
@@ -325,8 +322,8 @@ class Core(CoreSettings, Scheduled):
         if int(state.appeal) and int(state.appeal) == int(state.judged) and not int(state.since):
             then = "decides alone: no rounds are left" if bool(state.frozen) else "judging starts again"
             return (
-                f"judged round {int(state.appeal)}: most clients are against the core, or everybody's direction "
-                f"sets its holders apart and it nobody, so it may be a clique; a new one was seated, and {then}",
+                f"judged round {int(state.appeal)}: a minority held the core, and most clients are better off "
+                f"without it; a new one was seated, and {then}",
             )
         if not bool(state.frozen.all()) or int(state.since) > 0 or float(state.competence) > self.competence:
             return ()

@@ -1,4 +1,4 @@
-"""When core judging does not simply run its rounds: an appeal, early ends, a late end, refreshes.
+"""When core judging does not simply run its rounds: an appeal, an early end, a late one, refreshes.
 
 Pure functions of the settings and the state, over (..., n).
 """
@@ -6,7 +6,6 @@ Pure functions of the settings and the state, over (..., n).
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +15,8 @@ from fedlaw.server.core_math import (
     CoreState,
     by_count,
     lowest_rounds,
+    masked_mean,
+    mean_over,
     rank,
     row_of,
     seats,
@@ -37,62 +38,63 @@ from fedlaw.server.core_verdict import (
     may_leave,
     wanted,
 )
-from fedlaw.server.judge import at_least
-
-OUTVOTED_ROUNDS = 3  # in which most clients stood lowest; more where not all are asked
 
 
 def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
-    """A new core: everybody's direction has long spoken against the old one, or it is outvoted.
+    """A new core, where a minority holds the old one and most clients would be better off without it.
 
     A client's own share is left out of its cosine, that of its friends is not: a clique that took the core is
-    behind itself, and nobody stands out against it. The direction of all clients belongs to the honest ones as
-    long as they are the majority and the others have no direction of their own to agree on, as with poisoned data.
-    Where they do agree on one (gradient attacks), it does not set a minority apart, and the core's does. Unless
-    they have the core: then it leads the model astray, and the majority is against it.
+    behind itself, and nobody need stand out against it. But the same replies tell where everybody together wants to
+    go. A client's *content* is its cosine with the core's direction less that with everybody's. A core that is told
+    by its own cosines from a group against it, no larger than may attack, is beyond doubt. Otherwise it is replaced
+    where those who are content are a group of their own, the smaller one, and hold most of its seats, and
 
-    Everybody's direction must divide the clients, and the core's must not, for a quarter of the judged rounds:
-    early on it is wrong for a while, too. It need not be so clear where the core has gone idle, if it is held by
-    those whom everybody's direction sets apart over a window. A core that is outvoted is not to be waited for.
+    - the others, more than may attack, are against it (`outvoted`). So it is where forged gradients hold the core,
+      and lead the model uphill: in those rounds of a window in which most clients stood lowest, for some rounds in
+      a row, since it ruins the model within ten, and attackers that take turns may show in single rounds only;
+    - or it is idle, by a whole window: its own members want next to nothing of what it wants, most clients do want
+      something, and its holders are the lower of two groups by everybody's direction alone, too. So it is where
+      flipped labels hold it, which do not add up to a direction of their own.
+
+    The new scores are what clients are not content by, and weigh as much as if they had always been these, or the
+    old holders would be back after some rounds of good behaviour; who was asked and kept silent has the worst.
     """
-    if not judge.appeal_gap:
+    if not judge.majority:
         return state
-    alive = state.excluded == 0
-    everybody = windowed_mean(state.assembly, judge.appeal_window)
-    core = windowed_mean(state.cosines, judge.appeal_window)
-    known = alive & _spoken(judge, state.assembly)
-    compared = known & _spoken(judge, state.cosines)  # a core that has not spoken yet does not deny anything
-    split = partial(chasm, judge, alive, compared)
-    divided = split(everybody) > judge.appeal_gap
-    outvoted, taken, opposed = torch.zeros_like(divided), torch.zeros_like(divided), core
-    if judge.two_groups:  # among a few clients that lie far and wide there is always some gap
-        one_by_core = ~lower_group(judge, state, core, compared).any(-1)
-        divided = divided & lower_group(judge, state, everybody, compared).any(-1) & one_by_core
-        taken = _taken(judge, state)
-        opposed = lowest_rounds(state.cosines, compared, judge.window or 1, OUTVOTED_ROUNDS)
-        outvoted = _outvoted(judge, state, opposed, compared)
-    else:
-        divided = divided & ~(split(core) > judge.appeal_gap / 2)
-    lasting = torch.where(divided, state.divided + 1, 0.0)
-    granted = outvoted | taken | (lasting >= judge.patience(judge.judged_rounds or 0))
+    window = judge.window or 1
+    lowest = lowest_rounds(state.cosines, _known(judge, state), window, judge.majority_rounds)
+    in_storm = mean_over(state.cosines, lowest)
+    content = in_storm - mean_over(state.assembly, lowest)
+    most, held = minority_holds(judge, state, content)
+    against_it = masked_mean(torch.where(most, in_storm, 0.0), most) < -judge.majority
+    told_apart = lower_group(judge, state, in_storm, ~content.isnan()).sum(-1)
+    beyond_doubt = (told_apart > 0) & (told_apart < _majority(judge, state))
+    lasting = torch.where(held & against_it & ~beyond_doubt, state.outvoted + 1, 0)
+    outvoted = lasting >= judge.majority_rounds
+
+    everybody = windowed_mean(state.assembly, window)
+    over_window = windowed_mean(state.cosines, window) - everybody
+    whole = (~state.cosines.isnan()).any(-1).sum(-1) >= max(window, judge.too_good_to)
+    alone = _seated(state, lower_group(judge, state, everybody, _known(judge, state)))
+    taken = minority_holds(judge, state, over_window)[1] & whole & alone & idle(judge, state)
+    taken = taken & ~against(judge, state).any(-1)
+    content = torch.where(outvoted.unsqueeze(-1), content, over_window)
+
+    granted = outvoted | taken
+    told = (state.excluded == 0) & ~content.isnan() & _known(judge, state)
+    silent = (state.excluded == 0) & ~told & (state.asked > state.scored)
+    score = torch.where(silent, worst(-content, told), -content)
+    weight = (told | silent) / max(1 - judge.decay, 1e-3)
+    late = torch.clamp(state.judged + window, max=judge.longest or 0)
     anew = granted.unsqueeze(-1)
-    score = torch.where(outvoted.unsqueeze(-1), -opposed, everybody)
-    told = known & ~score.isnan()
-    # Whoever was seen to hold the core against most is not forgiven for a few rounds of good behaviour, nor is who
-    # kept silent then: the new scores weigh as much as if they had always been these.
-    silent = outvoted.unsqueeze(-1) & alive & ~told & (state.asked > state.scored)
-    score = torch.where(silent, worst(score, told), score)
-    told = told | silent
-    weight = torch.where(outvoted, 1 / max(1 - judge.decay, 1e-3), 1.0).unsqueeze(-1)
-    late = torch.clamp(state.judged + (judge.window or 0), max=judge.longest or 0)
-    void = granted.unsqueeze(-1).unsqueeze(-1)  # what was said before that core proves nothing
+    void = anew.unsqueeze(-1)  # what was said before that core proves nothing
     return replace(
         state,
-        total=torch.where(anew, torch.where(told, weight * score, 0.0), state.total),
-        decay=torch.where(anew, weight * told, state.decay),
+        total=torch.where(anew, torch.where(weight > 0, weight * score, 0.0), state.total),
+        decay=torch.where(anew, weight.to(state.decay.dtype), state.decay),
         cosines=torch.where(void, torch.nan, state.cosines),
         assembly=torch.where(void, torch.nan, state.assembly),
-        divided=torch.where(granted, 0.0, lasting),
+        outvoted=torch.where(granted, 0, lasting),
         peaks=torch.where(anew, 0.0, state.peaks),
         faded=torch.where(granted, 0, state.faded),
         appeal=torch.where(granted, state.judged, state.appeal),
@@ -100,22 +102,15 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
     )
 
 
-def _spoken(judge: CoreSettings, record: Tensor) -> Tensor:
-    """(..., n) whether a record (..., J, n) says enough of a client since it was last void."""
-    return (~record.isnan()).sum(-2) >= judge.appeal_window
+def _known(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(..., n) of whom enough has been heard since the record was last void."""
+    heard = (~state.cosines.isnan() & ~state.assembly.isnan()).sum(-2)
+    return (state.excluded == 0) & (heard >= judge.majority_window)
 
 
-def _taken(judge: CoreSettings, state: CoreState) -> Tensor:
-    """(...) whether an idle core, which sets nobody apart, is held by those whom everybody's direction does.
-
-    Where attackers forge gradients, everybody's direction may become theirs late in training; but a core that is
-    not theirs has told them apart by then.
-    """
-    window = judge.window or 1
-    whole = (~state.cosines.isnan()).any(-1).sum(-1) >= max(window, judge.too_good_to)
-    told = _spoken(judge, state.assembly) & _spoken(judge, state.cosines)
-    lower = lower_group(judge, state, windowed_mean(state.assembly, window), told)
-    return whole & idle(judge, state) & _seated(state, lower) & ~against(judge, state).any(-1)
+def _majority(judge: CoreSettings, state: CoreState) -> Tensor:
+    """(...) how many of those that were ever asked are more than may attack."""
+    return seats((state.asked > 0) | (state.excluded != 0), judge.attackers_below).squeeze(-1)
 
 
 def _seated(state: CoreState, group: Tensor) -> Tensor:
@@ -123,45 +118,24 @@ def _seated(state: CoreState, group: Tensor) -> Tensor:
     return 2 * (group & state.core).sum(-1) > state.core.sum(-1)
 
 
-def _outvoted(judge: CoreSettings, state: CoreState, mean: Tensor, compared: Tensor) -> Tensor:
-    """(...) whether most clients are against the core, by these mean cosines (..., n).
+def minority_holds(judge: CoreSettings, state: CoreState, content: Tensor) -> tuple[Tensor, Tensor]:
+    """Who is not content (..., n), and whether a minority that is holds the core against them (...).
 
-    Two groups, and the lower one is larger than may attack (of all that were ever asked): every one of it below
-    zero, together clearly so, and nobody is between them and the others, who hold the core. Then it is not theirs.
-    (If the others did not, attackers that hold it could have it speak for others, and be heard as its victims.)
+    Two groups, each client nearer to its own; those not content would be better off with everybody's direction, and
+    are more than may attack: of all that were ever asked, not of those who answered, or silent honest clients would
+    make attackers a majority. That the others must hold most of the seats is there for attackers that do, and could
+    otherwise have the core speak for some, and be heard as its victims.
     """
-    compared = compared & ~mean.isnan()
-    known = (state.asked > 0) | (state.excluded != 0)
-    apart, level, upper = two_groups(-mean, compared, judge.group(mean.shape[-1]), may_leave(judge, state))
-    favoured = level.squeeze(-1) < 0  # those above are for it: the sign is turned
-    lower = compared & ~upper
-    count = lower.sum(-1)
-    lowest = torch.where(upper, mean, torch.inf).amin(-1)
-    highest = torch.where(lower, mean, -torch.inf).amax(-1)
-    below = torch.where(lower, mean, 0.0).sum(-1) / count
-    most = count >= seats(known, judge.attackers_below).squeeze(-1)
-    clear = (highest < 0) & (below < -judge.appeal_gap) & (lowest - highest > judge.appeal_gap)
-    return most & _seated(state, upper) & clear & favoured & (apart.squeeze(-1) >= judge.two_groups)
-
-
-def acquit(judge: CoreSettings, state: CoreState) -> CoreState:
-    """Judging ends early, in one round set for it, where nobody has been against the core and nothing is open.
-
-    Open are an appeal, a core that has just changed, the too-good check of a client that did not always answer, and
-    the case of a client that would be left out for what it said before the last third of a window.
-    Attackers that were not excluded by then have always shown: among honest clients, all of them learn.
-    """
-    if not judge.acquittal:
-        return state
-    due = max(at_least(judge.acquittal, judge.judged_rounds or 0), judge.too_good_to + 1)
-    there = (state.excluded == 0) & (state.scored >= judge.presence * state.asked)
-    recent = windowed_mean(state.cosines, max(1, (judge.window or 0) // 3))
-    stays = state.core | (windowed_mean(state.cosines, judge.window or 1) > judge.threshold)
-    cleared = (recent > 0) & stays & (state.scored >= judge.too_good_to)
-    clear = ~(there & ~cleared).any(-1) & (state.divided == 0) & (state.appeal == 0)
-    if judge.turnover < 1:
-        clear = clear & ~fresh(judge, state)
-    return replace(state, until=torch.where(clear & (state.judged == due), state.judged, state.until))
+    compared = _known(judge, state) & ~content.isnan()
+    content = torch.where(compared, content, 0.0)
+    least = judge.group(content.shape[-1])
+    apart, _, few = two_groups(-content, compared, least, may_leave(judge, state))
+    most = compared & ~few
+    enough = most.sum(-1) >= _majority(judge, state)
+    high, low = masked_mean(content, few), masked_mean(content, most)
+    nearest = torch.where(most, content, -torch.inf).amax(-1)
+    parted = (apart.squeeze(-1) >= judge.two_groups) & (nearest < (high + low) / 2) & (low < 0)
+    return most, enough & parted & _seated(state, few)
 
 
 def fade(judge: CoreSettings, state: CoreState) -> CoreState:
@@ -215,9 +189,9 @@ def over(judge: CoreSettings, state: CoreState) -> Tensor:
     apart = margin(judge, state)
     clear = (lowest - highest >= apart) | against(judge, state).any(-1)
     # Nobody out, and yet there is something most clients want: then it is the core that has lost its hold.
-    if judge.appeal_gap:
+    if judge.majority:
         clear = clear & ((told & ~joins).any(-1) | (wanted(judge, state) <= apart)) & ~idle(judge, state)
-    clear = clear & (apart > judge.fade * judge.competence) & (state.divided == 0)
+    clear = clear & (apart > judge.fade * judge.competence) & (state.outvoted == 0)
     checked = ~(there & (state.scored < judge.too_good_to)).any(-1)
     record = (~state.cosines.isnan()).any(-1).sum(-1)  # rounds; none of those before an appeal or a new start
     least = torch.where(record < state.judged, judge.window or 1, judge.too_good_to + judge.fade_rounds)
@@ -228,7 +202,7 @@ def over(judge: CoreSettings, state: CoreState) -> Tensor:
 
 def ends(judge: CoreSettings, state: CoreState) -> Tensor:
     """(...) bool: whether judging is over, unless the core has only just come about. An appeal is waited for."""
-    standing = (state.divided > 0) & (state.judged < (judge.longest or 0))
+    standing = (state.outvoted > 0) & (state.judged < (judge.longest or 0))
     return (state.judged >= state.until) & ~standing
 
 

@@ -21,10 +21,11 @@ class CoreState:
     number of cosines in a client's own rounds of the too-good check. core, members: bool. weights: final ones.
     cosines: c of every judged round, NaN where there was none. burst, burst_rounds, burst_asked: of the refresh
     under way. joining: bursts in a row above the threshold. until: judged rounds at the freeze. assembly: like
-    cosines, with everybody's direction. divided: judged rounds in a row in which that divided the clients and the
-    core's did not. appeal: the judged round in which a new core was seated, 0: in none. cores: like cosines, who
-    was in the core. peaks: every client's largest recent mean cosine. faded: judged rounds in a row in which
-    next to nothing was left of them. quiet: (..., J, 1) bool, those in which the core had nothing to judge by.
+    cosines, with everybody's direction. appeal: the judged round in which a new core was seated, 0: in none.
+    outvoted: judged rounds in a row in which most clients were against a core that a minority held. cores: like
+    cosines, who was in the core. peaks: every client's largest recent mean cosine. faded: judged rounds in a row
+    in which next to nothing was left of them. quiet: (..., J, 1) bool, those in which the core had nothing to judge
+    by.
     outside, settled: who would be left out if judging ended now, or would have been in a round since the signal
     faded, and for how many judged rounds in a row nobody joined them. given: every client's weights, summed over
     all steps.
@@ -53,8 +54,8 @@ class CoreState:
     joining: Tensor
     until: Tensor
     assembly: Tensor
-    divided: Tensor
     appeal: Tensor
+    outvoted: Tensor
     cores: Tensor
     peaks: Tensor
     faded: Tensor
@@ -108,14 +109,14 @@ def lowest_mean(cosines: Tensor, window: int | Tensor, share: float) -> Tensor:
 
 
 def lowest_rounds(cosines: Tensor, compared: Tensor, window: int, times: int) -> Tensor:
-    """Mean (..., n) over the rounds, of the last `window` of cosines (..., J, n), in which most stood lowest.
+    """(..., J) bool: those rounds, of the last `window` of cosines (..., J, n), in which most stood lowest.
 
     By the median client of `compared`. They are as many as it takes to hear each of those `times` times on average,
-    to the nearest round; NaN before there were so many, and for a client that answered in none of them.
+    to the nearest round; none before there were so many.
 
     >>> record = torch.tensor([[0.3, 0.2, 0.4], [-0.1, -0.3, 0.5], [0.3, 0.1, 0.3], [-0.3, -0.1, 0.7]])
     >>> lowest_rounds(record, torch.ones(3, dtype=torch.bool), 4, 2)
-    tensor([-0.2000, -0.2000,  0.6000])
+    tensor([False,  True, False,  True])
     """
     there = ~cosines.isnan() & compared.unsqueeze(-2)
     spoken = there.any(-1)
@@ -124,9 +125,22 @@ def lowest_rounds(cosines: Tensor, compared: Tensor, window: int, times: int) ->
     rounds = (times * compared.sum(-1) / answers).round().unsqueeze(-1)
     median = masked_median(cosines, there)
     chosen = (rank(torch.where(inside, -median, -torch.inf)) < rounds) & inside
-    counted = chosen.unsqueeze(-1) & there
-    mean = torch.where(counted, cosines, 0.0).sum(-2) / counted.sum(-2)
-    return torch.where(chosen.sum(-1, keepdim=True) == rounds, mean, torch.nan)
+    return chosen & (chosen.sum(-1, keepdim=True) == rounds)
+
+
+def mean_over(record: Tensor, rounds: Tensor) -> Tensor:
+    """Mean (..., n) of a record (..., J, n) over some of its rounds (..., J); NaN for who has no entry in them.
+
+    >>> mean_over(torch.tensor([[1.0, 5.0], [2.0, 7.0], [4.0, float("nan")]]), torch.tensor([True, False, True]))
+    tensor([2.5000, 5.0000])
+    """
+    counted = rounds.unsqueeze(-1) & ~record.isnan()
+    return torch.where(counted, record, 0.0).sum(-2) / counted.sum(-2)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean (...) of values (..., n) where `mask` is true; 0 where it nowhere is."""
+    return torch.where(mask, values, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
 
 
 def cosines(weights: Tensor, along: Tensor, length: Tensor, evidence: Evidence) -> Tensor:

@@ -31,27 +31,22 @@ class CoreSettings:
         copy_share, copy_least: a cluster of copies counts from max(copy_least, ceil(copy_share * n)) on.
         sittings_allowed: how often a cluster sits out before it is excluded.
         too_good_from, too_good_to: own answered rounds whose mean cosine the too-good check takes.
-        too_good_gap: width of the gap above which a group is too good to be true, if all of it reaches the level
-            or it is a crowd.
+        too_good_gap: width of the gap above which a group is too good to be true, if all of it reaches the level.
         too_good_level: mean cosine that such a group must reach; -1: any.
-        too_good_crowd: share of the clients from which on a group is a crowd: more than have one label, say.
         too_good_wide: width of the gap above which a group is too good to be true at any level.
         too_good_share, too_good_least, too_good_most: size of such a group: max(too_good_least,
             ceil(too_good_share * n)) to floor(too_good_most * n).
-        appeal_gap: width of the gap by which everybody's direction must divide the clients, while the core's does
-            not by half of it, for a new core to be seated; 0: the core is never asked to leave. With `two_groups`
-            they must be two groups as well, and one by the core's; or the core has gone idle, and is held by the
-            lower of two groups by everybody's direction over a window; or more clients than may attack are, by the
-            core's, a group of their own that is as far below zero, in three rounds of a window, in a row or not.
-        appeal_window: own answered rounds whose mean cosines that takes.
-        appeal_share: of the judged rounds, how many in a row everybody's direction must divide them.
+        majority: most clients may replace the core, where a minority that is content with it holds it: where they
+            are on average this far against it, or where it has gone idle. It takes `two_groups`. 0: never.
+        majority_rounds: the rounds of a window, in which most stood lowest, that it takes; and how many judged
+            rounds in a row they must be against it.
+        majority_window: own answered rounds that a client must have been heard in, and whose mean cosines tell
+            whether the core is idle.
         turnover: share of the core's seats that may have changed hands in the last half window at the freeze; with
             more, judging starts again. 1: any.
-        acquittal: share of the judged rounds after which, once, judging ends if nobody is against the core: no
-            client's mean cosine over the last third of a window is under zero. 0: it never ends early.
         fade: judging ends, before its rounds are over, when the s clients that kept most of their peak have, in the
             median, less than this share of it left, and whoever would be left out is as far below everybody
-            else; with an appeal, where nobody would be, also everybody's direction must mean as little to most
+            else; with `majority`, where nobody would be, also everybody's direction must mean as little to most
             clients. 0: it never does.
         fade_rounds: own answered rounds that this takes the mean cosine of, and rounds in a row that it must hold.
         quiet: a judged round is quiet where the core's own median cosine, of means over `fade_rounds`, is under
@@ -96,16 +91,14 @@ class CoreSettings:
     too_good_to: int = 10
     too_good_gap: float = 0.12
     too_good_level: float = -1.0
-    too_good_crowd: float = 1.0
     too_good_wide: float = 2.0
     too_good_share: float = 0.03
     too_good_least: int = 2
     too_good_most: float = 0.49
-    appeal_gap: float = 0.0
-    appeal_window: int = 5
-    appeal_share: float = 0.25
+    majority: float = 0.0
+    majority_rounds: int = 3
+    majority_window: int = 5
     turnover: float = 1.0
-    acquittal: float = 0.0
     fade: float = 0.0
     fade_rounds: int = 5
     quiet: float = -1.0
@@ -135,8 +128,8 @@ class CoreSettings:
             if getattr(self, name) is not None:
                 check_integer(f"{name} (or None)", getattr(self, name), 1)
         for name in (
-            "copy_least", "too_good_least", "too_good_from", "too_good_to", "refresh_bursts", "appeal_window",
-            "fade_rounds",
+            "copy_least", "too_good_least", "too_good_from", "too_good_to", "refresh_bursts", "majority_rounds",
+            "majority_window", "fade_rounds",
         ):  # fmt: skip
             check_integer(name, getattr(self, name), 1)
         for name in ("strikes_allowed", "sittings_allowed", "refresh_period"):
@@ -147,10 +140,7 @@ class CoreSettings:
             "copy_share",
             "too_good_share",
             "too_good_most",
-            "too_good_crowd",
-            "appeal_share",
             "turnover",
-            "acquittal",
             "fade",
             "judged_share",
             "catch_up_share",
@@ -164,7 +154,7 @@ class CoreSettings:
             "copy_ratio",
             "too_good_gap",
             "too_good_wide",
-            "appeal_gap",
+            "majority",
             "refresh_gap",
             "two_groups",
         ):
@@ -176,6 +166,10 @@ class CoreSettings:
         if self.too_good_from > self.too_good_to:
             raise ValueError(
                 f"too_good_from must be from 1 to too_good_to = {self.too_good_to}, got {self.too_good_from}"
+            )
+        if self.majority and not self.two_groups:
+            raise ValueError(
+                f"majority = {self.majority:g} takes two_groups above 0 (2.2 in preset hardened), got 0"
             )
         if self.refresh_period and not 1 <= self.refresh_rounds <= self.refresh_period:
             raise ValueError(
@@ -190,13 +184,9 @@ class CoreSettings:
         if judged > rounds:
             raise ValueError(f"judged_rounds must be at most rounds = {rounds}, got {judged}")
         window = min(window, judged)
-        late = self.patience(judged) + window if self.appeal_gap else window if self.turnover < 1 else 0
+        late = window + self.majority_rounds if self.majority else window if self.turnover < 1 else 0
         longest = self.longest or judged + late
         return replace(self, judged_rounds=judged, window=window, longest=max(judged, min(longest, rounds)))
-
-    def patience(self, judged: int) -> int:
-        """For how many judged rounds in a row an appeal must stand."""
-        return max(1, at_least(self.appeal_share, judged))
 
     def group(self, n: int) -> int:
         """How many of n clients make a group that stands apart, rather than a few that happen to."""

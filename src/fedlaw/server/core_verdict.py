@@ -54,7 +54,7 @@ def is_quiet(judge: CoreSettings, state: CoreState) -> Tensor:
 
 def wanted(judge: CoreSettings, state: CoreState) -> Tensor:
     """(...) what everybody's direction still means to most clients: the median of their recent cosines with it."""
-    mean = windowed_mean(state.assembly, judge.appeal_window)
+    mean = windowed_mean(state.assembly, judge.majority_window)
     return masked_median(mean, (state.excluded == 0) & ~mean.isnan())
 
 
@@ -63,7 +63,7 @@ def idle(judge: CoreSettings, state: CoreState) -> Tensor:
 
     A core of honest clients is content, too, once it has learned what it knows; then so are most clients.
     """
-    core = windowed_mean(state.cosines, judge.appeal_window)
+    core = windowed_mean(state.cosines, judge.majority_window)
     own = masked_median(core, state.core & (state.excluded == 0) & ~core.isnan())
     usual = wanted(judge, state)
     return (own < judge.fade * usual) & (usual > margin(judge, state))

@@ -275,7 +275,7 @@ PRESETS: dict[str, Published | Core] = {
         equal_losses="once",
         too_good_level=0.55,
         too_good_wide=0.25,
-        appeal_gap=0.15,
+        majority=0.15,
         turnover=0.4,
         fade=0.2,
         quiet=0.0,
@@ -291,7 +291,7 @@ def preset(name: str) -> Published | Core:
     `paper`: the published step, sparsity n - b_f fixed from round 1, beta 0.01, weights learned in 20 rounds,
     updates clipped to the median norm. It has to be told the share of attackers.
     `hardened`: core judging with a block of equal losses counted once, only the very well aligned too good to be
-    true, an appeal from a core that was taken, no freeze by a core that has just changed, an end as soon as
+    true, a new core where a minority holds it, no freeze by a core that has just changed, an end as soon as
     nothing is left to judge by, a verdict by groups where there are two, without the last rounds where the core had
     nothing to judge by in them, and afterwards more weight, for a while, for those who had none. Told nothing.
 
