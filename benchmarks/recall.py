@@ -41,8 +41,10 @@ ATTACKS: dict[str, Any] = {
 }
 
 
+MNIST = {"model_settings": {"hidden": [128, 64]}, "batch_size": 64, "lr": 0.01, "clients": 200, "rounds": 200}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "mnist": {"model_settings": {"hidden": [128, 64]}, "batch_size": 64, "lr": 0.01, "clients": 200, "rounds": 200},
+    "mnist": MNIST,
+    "fashion_mnist": MNIST,
     "digits": {"model_settings": {"hidden": [32]}, "batch_size": 16, "lr": 0.02, "split": (1500, 0, 297)},
 }  # fmt: skip
 
