@@ -67,12 +67,10 @@ def test_a_minority_that_leads_the_core_astray_loses_it_within_three_rounds():
     assert bool(after.cosines.isnan().all() and after.assembly.isnan().all())
 
 
-def test_most_clients_must_be_against_the_core_and_better_off_with_everybodys_direction():
+def test_most_clients_must_be_against_the_core_by_content_or_by_its_direction_alone():
     assert judged_by(said(parted(most=-0.1)))[0] is None  # not far enough below zero
     assert judged_by(said(parted(few=0.9, most=0.3)))[0] is None
-    assert (
-        judged_by(said(parted()), np.where(FEW, 0.4, -0.45))[0] is None
-    )  # everybody's direction is no better
+    assert judged_by(said(parted()), np.where(FEW, 0.4, -0.45))[0] == 7  # that, too, is the minority's
     assert judged_by(said(parted(few=0.1)), np.where(FEW, -0.1, 0.1))[0] == 7
 
 
@@ -84,10 +82,30 @@ def test_clients_that_lie_far_and_wide_are_not_two_groups():
     assert judged_by(said(dragged))[0] is None
 
 
-def test_a_core_that_tells_a_group_against_it_is_beyond_doubt():
-    """Ten far below it, no more than may attack; that others are not content either does not matter then."""
+def test_who_is_told_apart_by_the_core_has_no_vote():
+    """Neither do they unseat it, nor is it safe for a few scapegoats that its holders send far below."""
     content = np.where(FEW, 0.1, np.where(np.arange(30) < 20, -0.16, -0.9))
-    assert judged_by(said(content))[0] is None
+    assert judged_by(said(content), content + np.where(FEW, -0.4, 0.4))[0] is None
+    scapegoats = np.where(np.arange(30) < 9, 0.2, np.where(FEW, -0.98, -0.4))
+    assert judged_by(said(scapegoats))[0] == 7
+
+
+@pytest.mark.parametrize("crew", [8, 10, 12, 13])
+def test_attackers_outside_a_clean_core_cannot_pass_honest_clients_off_as_discontent(crew):
+    """They win everybody's direction for four and against thirteen, and stand far below on average themselves."""
+    rng, honest = np.random.default_rng(crew), 30 - crew
+    own = np.linspace(-0.6, 0, crew)
+    for level in (0.0, 0.1, 0.3):
+        cosines = np.concatenate([level + 0.15 * rng.normal(size=honest), own])
+        content = np.concatenate([np.full(13, 0.4), np.full(honest - 13, -0.2), np.full(crew, -0.25)])
+        assert judged_by(said(cosines), cosines - content)[0] is None
+
+
+def test_silence_of_honest_clients_makes_attackers_no_majority():
+    own = np.linspace(-0.7, 0.1, 12)
+    cosines = np.concatenate([own, np.full(8, 0.15), np.full(10, np.nan)])
+    everybody = np.concatenate([own + 0.3, np.full(8, -0.25), np.zeros(10)])
+    assert judged_by(said(cosines), everybody, core=np.isin(np.arange(30), range(12, 25)))[0] is None
 
 
 def test_rounds_in_which_most_are_against_the_core_need_not_be_in_a_row():
@@ -137,10 +155,19 @@ def test_silence_is_no_fresh_start(sampled):
     granted, after = judged_by(rows, sampled=sampled)
     assert granted == 7
     if sampled:
-        assert float(after.decay[0]) == 0  # it has not been heard yet
+        assert float(after.decay[0]) == 0  # it has never been heard
     else:
         assert float(after.decay[0]) == pytest.approx(20)
         assert float(after.total[0]) == float(after.total.min())
+
+
+def test_who_was_not_asked_when_it_mattered_is_judged_by_the_window():
+    rows = in_turns([6, 12, 18])
+    rows[[5, 11, 17], 0] = np.nan  # a holder
+    rows[[5, 11, 17], 29] = np.nan
+    _, after = judged_by(rows, sampled=True)
+    assert float(after.decay[0]) == float(after.decay[29]) == pytest.approx(20)
+    assert 0 not in seated(after)
 
 
 def test_where_clients_are_sampled_more_rounds_are_taken():

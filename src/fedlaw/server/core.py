@@ -322,8 +322,8 @@ class Core(CoreSettings, Scheduled):
         if int(state.appeal) and int(state.appeal) == int(state.judged) and not int(state.since):
             then = "decides alone: no rounds are left" if bool(state.frozen) else "judging starts again"
             return (
-                f"judged round {int(state.appeal)}: a minority held the core, and most clients are better off "
-                f"without it; a new one was seated, and {then}",
+                f"judged round {int(state.appeal)}: a minority seems to hold the core, and most clients would be "
+                f"better off without it; a new one was seated, and {then}",
             )
         if not bool(state.frozen.all()) or int(state.since) > 0 or float(state.competence) > self.competence:
             return ()

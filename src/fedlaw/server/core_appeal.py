@@ -44,17 +44,10 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
     """A new core, where a minority holds the old one and most clients would be better off without it.
 
     A client's own share is left out of its cosine, that of its friends is not: a clique that took the core is
-    behind itself, and nobody need stand out against it. But the same replies tell where everybody together wants to
-    go. A client's *content* is its cosine with the core's direction less that with everybody's. A core that is told
-    by its own cosines from a group against it, no larger than may attack, is beyond doubt. Otherwise it is replaced
-    where those who are content are a group of their own, the smaller one, and hold most of its seats, and
-
-    - the others, more than may attack, are against it (`outvoted`). So it is where forged gradients hold the core,
-      and lead the model uphill: in those rounds of a window in which most clients stood lowest, for some rounds in
-      a row, since it ruins the model within ten, and attackers that take turns may show in single rounds only;
-    - or it is idle, by a whole window: its own members want next to nothing of what it wants, most clients do want
-      something, and its holders are the lower of two groups by everybody's direction alone, too. So it is where
-      flipped labels hold it, which do not add up to a direction of their own.
+    behind itself, and nobody need stand out against it. But the same replies tell where everybody together wants
+    to go. A client's *content* is its cosine with the core's direction less that with everybody's. The core is
+    replaced where those who are content are a group of their own, the smaller one, and hold most of its seats, and
+    either the others are against it (`outvoted`), or it is idle (`taken`).
 
     The new scores are what clients are not content by, and weigh as much as if they had always been these, or the
     old holders would be back after some rounds of good behaviour; who was asked and kept silent has the worst.
@@ -62,26 +55,14 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
     if not judge.majority:
         return state
     window = judge.window or 1
-    lowest = lowest_rounds(state.cosines, _known(judge, state), window, judge.majority_rounds)
-    in_storm = mean_over(state.cosines, lowest)
-    content = in_storm - mean_over(state.assembly, lowest)
-    most, held = minority_holds(judge, state, content)
-    against_it = masked_mean(torch.where(most, in_storm, 0.0), most) < -judge.majority
-    told_apart = lower_group(judge, state, in_storm, ~content.isnan()).sum(-1)
-    beyond_doubt = (told_apart > 0) & (told_apart < _majority(judge, state))
-    lasting = torch.where(held & against_it & ~beyond_doubt, state.outvoted + 1, 0)
-    outvoted = lasting >= judge.majority_rounds
-
-    everybody = windowed_mean(state.assembly, window)
-    over_window = windowed_mean(state.cosines, window) - everybody
-    whole = (~state.cosines.isnan()).any(-1).sum(-1) >= max(window, judge.too_good_to)
-    alone = _seated(state, lower_group(judge, state, everybody, _known(judge, state)))
-    taken = minority_holds(judge, state, over_window)[1] & whole & alone & idle(judge, state)
-    taken = taken & ~against(judge, state).any(-1)
-    content = torch.where(outvoted.unsqueeze(-1), content, over_window)
-
-    granted = outvoted | taken
-    told = (state.excluded == 0) & ~content.isnan() & _known(judge, state)
+    lately, said = outvoted(judge, state)
+    lasting = torch.where(lately, state.outvoted + 1, 0)
+    out = lasting >= judge.majority_rounds
+    over_window = windowed_mean(state.cosines, window) - windowed_mean(state.assembly, window)
+    granted = out | taken(judge, state, over_window)
+    # Who was not asked in the rounds that decide is judged by the window: it is no fresh start.
+    content = torch.where(out.unsqueeze(-1) & ~said.isnan(), said, over_window)
+    told = _known(judge, state) & ~content.isnan()
     silent = (state.excluded == 0) & ~told & (state.asked > state.scored)
     score = torch.where(silent, worst(-content, told), -content)
     weight = (told | silent) / max(1 - judge.decay, 1e-3)
@@ -102,15 +83,65 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
     )
 
 
+def outvoted(judge: CoreSettings, state: CoreState) -> tuple[Tensor, Tensor]:
+    """(...) whether most clients are against a core that a minority holds, and by what (..., n) that is seen.
+
+    So it is where forged gradients hold the core, and lead the model uphill. Asked are those rounds of a window in
+    which most clients stood lowest: the model is ruined within ten, and attackers that take turns show in single
+    rounds only. The two groups may show by content, or by the core's direction alone: whoever forges most of all
+    that is sent has everybody's direction, too.
+
+    Attackers outside of a clean core can win everybody's direction for some honest clients and against others, and
+    so pass them off as not content. They cannot change what those have in common with the core: so its majority
+    must be against it even without as many of the lowest as may attack.
+    """
+    lowest = lowest_rounds(state.cosines, _known(judge, state), judge.window or 1, judge.majority_rounds)
+    in_storm = mean_over(state.cosines, lowest)
+    content = in_storm - mean_over(state.assembly, lowest)
+    # Those whom the core has told apart by itself have no vote.
+    apart = lower_group(judge, state, in_storm, ~content.isnan())
+    apart = apart & (apart.sum(-1) < _majority(judge, state)).unsqueeze(-1)
+    gone = (state.excluded != 0).sum(-1) + apart.sum(-1)
+    attackers = (_asked(state).sum(-1) - _majority(judge, state) - gone).unsqueeze(-1)
+
+    def against_it(said: Tensor) -> Tensor:
+        most, held = minority_holds(judge, state, torch.where(apart, torch.nan, said))
+        honest = most & (rank(torch.where(most, -in_storm, -torch.inf)) >= attackers)
+        return held & (masked_mean(in_storm, honest) < -judge.majority)
+
+    by_content = against_it(content)
+    said = torch.where(by_content.unsqueeze(-1), content, in_storm)
+    return by_content | against_it(in_storm), said
+
+
+def taken(judge: CoreSettings, state: CoreState, content: Tensor) -> Tensor:
+    """(...) whether an idle core is held by a minority, by content (..., n) and everybody's direction.
+
+    So it is where flipped labels hold it, which do not add up to a direction of their own: its own members want
+    next to nothing of what it wants, and most clients do want something. It takes a whole window, and a core that
+    has told a group apart by itself is not asked.
+    """
+    window = judge.window or 1
+    whole = (~state.cosines.isnan()).any(-1).sum(-1) >= max(window, judge.too_good_to)
+    below = lower_group(judge, state, windowed_mean(state.assembly, window), _known(judge, state))
+    held = minority_holds(judge, state, content)[1] & _seated(state, below)
+    return held & whole & idle(judge, state) & ~against(judge, state).any(-1)
+
+
 def _known(judge: CoreSettings, state: CoreState) -> Tensor:
     """(..., n) of whom enough has been heard since the record was last void."""
-    heard = (~state.cosines.isnan() & ~state.assembly.isnan()).sum(-2)
-    return (state.excluded == 0) & (heard >= judge.majority_window)
+    spoken = (~state.cosines.isnan() & ~state.assembly.isnan()).sum(-2)
+    return (state.excluded == 0) & (spoken >= judge.majority_window)
+
+
+def _asked(state: CoreState) -> Tensor:
+    """(..., n) who was ever asked."""
+    return (state.asked > 0) | (state.excluded != 0)
 
 
 def _majority(judge: CoreSettings, state: CoreState) -> Tensor:
     """(...) how many of those that were ever asked are more than may attack."""
-    return seats((state.asked > 0) | (state.excluded != 0), judge.attackers_below).squeeze(-1)
+    return seats(_asked(state), judge.attackers_below).squeeze(-1)
 
 
 def _seated(state: CoreState, group: Tensor) -> Tensor:
@@ -121,9 +152,9 @@ def _seated(state: CoreState, group: Tensor) -> Tensor:
 def minority_holds(judge: CoreSettings, state: CoreState, content: Tensor) -> tuple[Tensor, Tensor]:
     """Who is not content (..., n), and whether a minority that is holds the core against them (...).
 
-    Two groups, each client nearer to its own; those not content would be better off with everybody's direction, and
-    are more than may attack: of all that were ever asked, not of those who answered, or silent honest clients would
-    make attackers a majority. That the others must hold most of the seats is there for attackers that do, and could
+    Two groups (who has NaN has no say), each client nearer to its own; those not content are below zero on average,
+    and more than may attack: of all that were ever asked, not of those who answered, or silent honest clients would
+    make attackers a majority. That the content hold most of the seats is there for attackers that do, and could
     otherwise have the core speak for some, and be heard as its victims.
     """
     compared = _known(judge, state) & ~content.isnan()
@@ -211,7 +242,7 @@ def settle(judge: CoreSettings, state: CoreState) -> CoreState:
 
     Unless not even half a window is left: less than that says less than the record that would be given up. And
     unless there is no reason for the change: the signal has faded and the verdict is clear, or lately nothing
-    divides the clients. (Where everybody's direction does, an appeal is under way, which is waited for.)
+    divides the clients.
     """
     if judge.turnover >= 1:
         return state
@@ -229,6 +260,7 @@ def settle(judge: CoreSettings, state: CoreState) -> CoreState:
         state,
         until=torch.where(more, state.judged + left.clamp(max=window), state.until),
         cosines=torch.where(void, torch.nan, state.cosines),
+        assembly=torch.where(void, torch.nan, state.assembly),
         peaks=torch.where(more.unsqueeze(-1), 0.0, state.peaks),
         faded=torch.where(more, 0, state.faded),
     )

@@ -24,8 +24,7 @@ class CoreState:
     cosines, with everybody's direction. appeal: the judged round in which a new core was seated, 0: in none.
     outvoted: judged rounds in a row in which most clients were against a core that a minority held. cores: like
     cosines, who was in the core. peaks: every client's largest recent mean cosine. faded: judged rounds in a row
-    in which next to nothing was left of them. quiet: (..., J, 1) bool, those in which the core had nothing to judge
-    by.
+    in which next to nothing was left of them. quiet: (..., J, 1) bool, when the core had nothing to judge by.
     outside, settled: who would be left out if judging ended now, or would have been in a round since the signal
     faded, and for how many judged rounds in a row nobody joined them. given: every client's weights, summed over
     all steps.

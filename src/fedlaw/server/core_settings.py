@@ -38,8 +38,8 @@ class CoreSettings:
             ceil(too_good_share * n)) to floor(too_good_most * n).
         majority: most clients may replace the core, where a minority that is content with it holds it: where they
             are on average this far against it, or where it has gone idle. It takes `two_groups`. 0: never.
-        majority_rounds: the rounds of a window, in which most stood lowest, that it takes; and how many judged
-            rounds in a row they must be against it.
+        majority_rounds: in how many rounds of a window, those in which most stood lowest, they must be against it;
+            and for how many judged rounds in a row that must be seen.
         majority_window: own answered rounds that a client must have been heard in, and whose mean cosines tell
             whether the core is idle.
         turnover: share of the core's seats that may have changed hands in the last half window at the freeze; with
