@@ -174,11 +174,8 @@ def main() -> None:
                 [experiment], store=given.store, execution=execution, resume=True, callbacks=[progress]
             )
     if given.files:
-        print(
-            tried([each for file in given.files for each in read(file)]).to_string(
-                float_format="{:.3f}".format
-            )
-        )
+        table = tried([each for file in given.files for each in read(file)])
+        print(table.to_string(float_format="{:.3f}".format))
 
 
 if __name__ == "__main__":

@@ -54,19 +54,18 @@ def appeal(judge: CoreSettings, state: CoreState) -> CoreState:
     """
     if not judge.majority:
         return state
-    window = judge.window or 1
     lately, said = outvoted(judge, state)
     lasting = torch.where(lately, state.outvoted + 1, 0)
     out = lasting >= judge.majority_rounds
-    over_window = windowed_mean(state.cosines, window) - windowed_mean(state.assembly, window)
-    granted = out | taken(judge, state, over_window)
+    asleep, over_window = taken(judge, state)
+    granted = out | asleep
     # Who was not asked in the rounds that decide is judged by the window: it is no fresh start.
     content = torch.where(out.unsqueeze(-1) & ~said.isnan(), said, over_window)
     told = _known(judge, state) & ~content.isnan()
     silent = (state.excluded == 0) & ~told & (state.asked > state.scored)
     score = torch.where(silent, worst(-content, told), -content)
     weight = (told | silent) / max(1 - judge.decay, 1e-3)
-    late = torch.clamp(state.judged + window, max=judge.longest or 0)
+    late = torch.clamp(state.judged + (judge.window or 1), max=judge.longest or 0)
     anew = granted.unsqueeze(-1)
     void = anew.unsqueeze(-1)  # what was said before that core proves nothing
     return replace(
@@ -114,8 +113,8 @@ def outvoted(judge: CoreSettings, state: CoreState) -> tuple[Tensor, Tensor]:
     return by_content | against_it(in_storm), said
 
 
-def taken(judge: CoreSettings, state: CoreState, content: Tensor) -> Tensor:
-    """(...) whether an idle core is held by a minority, by content (..., n) and everybody's direction.
+def taken(judge: CoreSettings, state: CoreState) -> tuple[Tensor, Tensor]:
+    """(...) whether an idle core is held by a minority, by everybody's direction and by content (..., n), and that.
 
     So it is where flipped labels hold it, which do not add up to a direction of their own: its own members want
     next to nothing of what it wants, and most clients do want something. It takes a whole window, and a core that
@@ -123,9 +122,11 @@ def taken(judge: CoreSettings, state: CoreState, content: Tensor) -> Tensor:
     """
     window = judge.window or 1
     whole = (~state.cosines.isnan()).any(-1).sum(-1) >= max(window, judge.too_good_to)
-    below = lower_group(judge, state, windowed_mean(state.assembly, window), _known(judge, state))
+    everybody = windowed_mean(state.assembly, window)
+    content = windowed_mean(state.cosines, window) - everybody
+    below = lower_group(judge, state, everybody, _known(judge, state))
     held = minority_holds(judge, state, content)[1] & _seated(state, below)
-    return held & whole & idle(judge, state) & ~against(judge, state).any(-1)
+    return held & whole & idle(judge, state) & ~against(judge, state).any(-1), content
 
 
 def _known(judge: CoreSettings, state: CoreState) -> Tensor:
